@@ -1,0 +1,53 @@
+"""What a `defloader` says, and what the headers of its data say back: the two records that elaboration works with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sexpgpu.source import Span
+
+LoaderKind = Literal["text", "token-file", "arrays", "builtin"]
+Option = int | float | str | bool
+
+
+@dataclass(frozen=True)
+class LoaderSpec:
+    """One loader, as written. `paths` are files or globs relative to `base`; a builtin's only path is its name.
+
+    `tokenizer` is the form as a tuple, ("bytes",). `batch` None: the run gives it. `options` are a source's own.
+    """
+
+    kind: LoaderKind
+    paths: tuple[str, ...]
+    name: str = ""
+    base: Path = Path()
+    batch: int | None = None
+    seq: int | None = None
+    tokenizer: tuple[str, ...] | None = None
+    dtype: str | None = None
+    split: tuple[tuple[str, float], ...] | None = None
+    part: str | None = None
+    limit: int | None = None
+    order: Literal["shuffled", "file"] | None = None
+    span: Span | None = None
+    options: tuple[tuple[str, Option], ...] = ()
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a batch: the language's dtype and the shape, batch included."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of a loader before its contents are read: fields, windows or examples, size of the vocabulary."""
+
+    fields: Mapping[str, Field]
+    count: int
+    vocabulary: int | None = None

@@ -1,0 +1,329 @@
+"""Where examples come from: a table from a loader's kind to the class that reads it.
+
+A source is opened in two stages. Constructed, it has read headers only: fields, count and vocabulary are known.
+`gather` then reads contents, as far as it needs them. A new kind of loader is a class and a row of `SOURCES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from fractions import Fraction
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sexpgpu.errors import Error, nearest
+from sexpgpu.loaderspec import Field, LoaderSpec
+from sexpgpu.train.builtin import DIGITS, TEXTS, BuiltinText, digits
+from sexpgpu.train.datafiles import (
+    TOKEN_DTYPES,
+    StoredArray,
+    TokenFile,
+    files_of,
+    mapped,
+    sized,
+    stored_arrays,
+    token_file,
+)
+from sexpgpu.train.order import Positions, order
+
+Array = NDArray[Any]
+
+# How far from one the sum of fractions may end and still mean the whole: (/ 1 3) three times does.
+ROUNDED_FRACTION = 1e-9
+
+
+class ExampleSource(Protocol):
+    """`count` rows, a window of tokens or an example each; `shift` is the offset of an epoch's windows."""
+
+    fields: Mapping[str, Field]
+    count: int
+    vocabulary: int | None
+    shift_limit: int
+
+    def gather(self, rows: Positions, shift: int, fields: Collection[str] | None) -> dict[str, Array]:
+        """The rows as a batch: each field (or those asked for) a contiguous array of its dtype."""
+        ...
+
+    def identity(self) -> str:
+        """A hash of the contents, the same wherever they lie."""
+        ...
+
+
+def cut(total: int, spec: LoaderSpec) -> tuple[int, int]:
+    """The loader's part [low, high) of `total` bytes, tokens or examples. 0.9 of n ends at floor(0.9 n), as in nanoGPT."""
+    if spec.split is None:
+        if spec.part is not None:
+            raise Error("E-DATA-003", f":part {spec.part} without :split", spec.span)
+        return 0, total
+    names = [name for name, _ in spec.split]
+    for name, fraction in spec.split:
+        if not 0 < fraction <= 1:
+            raise Error("E-DATA-003", f"the fraction of {name} is {fraction:g}, not above 0 and at most 1", spec.span)
+    # Fractions are decimal as written: 0.7 + 0.2 of a hundred is 90, whatever float64 makes of the sum.
+    ends = list(accumulate(Fraction(repr(float(fraction))) for _, fraction in spec.split))
+    if ends[-1] > 1 + ROUNDED_FRACTION:
+        message = f"the fractions of :split sum to {float(ends[-1]):g}, more than 1"
+        raise Error("E-DATA-003", message, spec.span)
+    if spec.part not in names:
+        raise no_such_part(spec, names)
+    bounds = [0] + [total if abs(end - 1) <= ROUNDED_FRACTION else int(total * end) for end in ends]
+    index = names.index(spec.part)
+    return bounds[index], bounds[index + 1]
+
+
+def no_such_part(spec: LoaderSpec, names: list[str]) -> Error:
+    if spec.part is None:
+        return Error("E-DATA-003", f":split needs :part, one of {', '.join(names)}", spec.span)
+    close = nearest(spec.part, names)
+    notes = [f"did you mean {close}?"] if close else [f"the parts are {', '.join(names)}"]
+    return Error("E-DATA-003", f"no part {spec.part} in :split", spec.span, notes=notes)
+
+
+def needed(value: int | None, keyword: str, spec: LoaderSpec) -> int:
+    """An option that the source cannot do without."""
+    if value is None:
+        raise Error("E-DATA-007", f"{spec.kind} needs {keyword}", spec.span)
+    if value < 1:
+        raise Error("E-DATA-007", f"{keyword} is {value}, not at least 1", spec.span)
+    return value
+
+
+def limited(count: int, spec: LoaderSpec) -> int:
+    """`count`, or `:limit` where that is less."""
+    return count if spec.limit is None else min(count, needed(spec.limit, ":limit", spec))
+
+
+class Windows:
+    """Windows of seq + 1 tokens with stride seq over token arrays that lie end to end."""
+
+    def __init__(
+        self,
+        spec: LoaderSpec,
+        total: int,
+        vocabulary: int | None,
+        unit: str,
+        open_parts: Callable[[], list[Array]],
+    ) -> None:
+        seq, batch = needed(spec.seq, ":seq", spec), needed(spec.batch, ":batch", spec)
+        self.low, self.high = cut(total, spec)
+        self.tokens = self.high - self.low
+        if self.tokens < seq + 1:
+            which = f" in part {spec.part}" if spec.part else ""
+            message = f"one window of :seq {seq} needs {seq + 1} {unit}, found {self.tokens}{which}"
+            raise Error("E-DATA-002", message, spec.span)
+        self.seq = seq
+        self.fields = {name: Field("i32", (batch, seq)) for name in ("tokens", "targets")}
+        self.count = limited((self.tokens - 1) // seq, spec)
+        self.vocabulary = vocabulary
+        self.shift_limit = seq
+        self.open_parts = open_parts
+        self.parts: list[Array] | None = None
+
+    def opened(self) -> list[Array]:
+        """The token arrays of the loader's part of the data."""
+        if self.parts is None:
+            self.parts, start = [], 0
+            for array in self.open_parts():
+                piece = array[max(0, self.low - start) : max(0, self.high - start)]
+                if piece.size:
+                    self.parts.append(piece)
+                start += array.size
+            assert sum(part.size for part in self.parts) == self.tokens, "the data changed while it was opened"
+        return self.parts
+
+    def gather(self, rows: Positions, shift: int, fields: Collection[str] | None) -> dict[str, Array]:
+        # Shifted windows must not run past the end: the last one ends at the last token and overlaps its neighbour.
+        starts = np.minimum(rows * self.seq + shift, self.tokens - 1 - self.seq)
+        windows = windows_at(self.opened(), starts, self.seq + 1)
+        batch = {"tokens": windows[:, :-1], "targets": windows[:, 1:]}
+        return {name: array.astype(np.int32) for name, array in batch.items() if fields is None or name in fields}
+
+    def identity(self) -> str:
+        from xxhash import xxh3_128
+
+        digest = xxh3_128()
+        for part in self.opened():
+            digest.update(part)
+        return digest.hexdigest()
+
+
+def windows_at(parts: list[Array], starts: Positions, length: int) -> Array:
+    """`length` tokens from each start on, across the ends of the parts."""
+    if len(parts) == 1:
+        found: Array = np.lib.stride_tricks.sliding_window_view(parts[0], length)[starts]
+        return found
+    begins = np.cumsum([0] + [part.size for part in parts])
+    windows = np.empty((len(starts), length), parts[0].dtype)
+    for window, start in zip(windows, starts.tolist(), strict=True):
+        filled = 0
+        index = int(np.searchsorted(begins, start, side="right")) - 1
+        while filled < length:
+            inside = start + filled - int(begins[index])
+            piece = parts[index][inside : inside + length - filled]
+            window[filled : filled + piece.size] = piece
+            filled += piece.size
+            index += 1
+    return windows
+
+
+def text_source(spec: LoaderSpec, _cache: Path | None) -> Windows:
+    paths = files_of(spec)
+    total = sum(sized(path, spec) for path in paths)
+    return byte_windows(spec, total, lambda: [mapped(path, spec) for path in paths])
+
+
+def byte_windows(spec: LoaderSpec, total: int, open_parts: Callable[[], list[Array]]) -> Windows:
+    """A text as tokens: with (bytes), the only tokenizer so far, they are its bytes."""
+    if spec.tokenizer not in (None, ("bytes",)):
+        raise Error("E-DATA-007", f"no tokenizer {spec.tokenizer[0]}", spec.span, notes=["there is (bytes)"])
+    if total == 0:
+        raise Error("E-DATA-002", "the text is empty", spec.span)
+    return Windows(spec, total, 256, "bytes", open_parts)
+
+
+def token_source(spec: LoaderSpec, _cache: Path | None) -> Windows:
+    if spec.dtype is not None and spec.dtype not in TOKEN_DTYPES:
+        raise Error("E-DATA-004", f"token files hold {' or '.join(TOKEN_DTYPES)}, not {spec.dtype}", spec.span)
+    files = [token_file(path, spec) for path in files_of(spec)]
+    if len({file.dtype for file in files}) > 1:
+        raise Error("E-DATA-005", "the token files have different dtypes", spec.span)
+    total = sum(file.count for file in files)
+    return Windows(spec, total, files[0].vocabulary, "tokens", lambda: [tokens_of(file, spec) for file in files])
+
+
+def tokens_of(file: TokenFile, spec: LoaderSpec) -> Array:
+    return mapped(file.path, spec, TOKEN_DTYPES[file.dtype], file.skip_bytes)
+
+
+# What an array in a file is read as: f64 as f32, small integers widened.
+READ_AS = {
+    "bool": "bool", "int8": "i32", "uint8": "i32", "int16": "i32", "uint16": "i32", "int32": "i32", "uint32": "u32",
+    "int64": "i64", "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f32",
+}  # fmt: skip
+NUMPY_NAMES = {"bool": "bool", "i32": "int32", "u32": "uint32", "i64": "int64", "f16": "float16", "f32": "float32"}
+
+
+class Arrays:
+    """Examples along the first axis of named arrays."""
+
+    def __init__(self, spec: LoaderSpec, stored: Mapping[str, StoredArray]) -> None:
+        batch = needed(spec.batch, ":batch", spec)
+        total = first_axis(stored, spec)
+        low, high = cut(total, spec)
+        self.count = limited(high - low, spec)
+        if batch > self.count:
+            which = f"part {spec.part}" if spec.part else "the data"
+            raise Error("E-DATA-002", f":batch {batch} needs {batch} examples, {which} has {self.count}", spec.span)
+        self.fields = {
+            name: Field(READ_AS[array.stored_dtype], (batch, *array.shape[1:])) for name, array in stored.items()
+        }
+        self.vocabulary = None
+        self.shift_limit = 1
+        self.stored = stored
+        self.part = None if spec.split is None else (low, high, total)
+        self.rows: Positions | None = None
+        self.arrays: dict[str, Array] = {}
+
+    def array(self, name: str) -> Array:
+        if name not in self.arrays:
+            self.arrays[name] = self.stored[name].read()
+        return self.arrays[name]
+
+    def examples(self, rows: Positions) -> Positions:
+        """The examples of the file that the part's rows are: a keyed choice, in the order of the file.
+
+        The key is no run's seed: a split belongs to the data, so that a run with another seed, or an analysis of the
+        model years later, holds out the same examples.
+        """
+        if self.part is None:
+            return rows
+        if self.rows is None:
+            low, high, total = self.part
+            self.rows = np.sort(order(0, 0, np.arange(low, high), total, "split"))
+        return self.rows[rows]
+
+    def gather(self, rows: Positions, shift: int, fields: Collection[str] | None) -> dict[str, Array]:
+        assert shift == 0, "examples are not shifted"
+        examples = self.examples(rows)
+        return {
+            name: np.take(self.array(name), examples, axis=0).astype(numpy_dtype(field.dtype), order="C")
+            for name, field in self.fields.items()
+            if fields is None or name in fields
+        }
+
+    def identity(self) -> str:
+        from xxhash import xxh3_128
+
+        digest = xxh3_128()
+        for name in sorted(self.fields):
+            array = np.ascontiguousarray(self.array(name))
+            digest.update(f"{name} {array.dtype} {array.shape};".encode())
+            digest.update(array.view(np.uint8) if array.dtype.kind == "V" else array)
+        return digest.hexdigest()
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    if name == "bf16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(NUMPY_NAMES[name])
+
+
+def first_axis(stored: Mapping[str, StoredArray], spec: LoaderSpec) -> int:
+    """The number of examples that all arrays agree on, each of a dtype that the language has."""
+    if not stored:
+        raise Error("E-DATA-002", "no arrays in the data", spec.span)
+    for name, array in stored.items():
+        if array.stored_dtype not in READ_AS:
+            message = f"array {name} of {array.path} is {array.stored_dtype}, which is not read"
+            raise Error("E-DATA-004", message, spec.span, notes=["arrays of bool, i8 to i64, u8 to u32, floats are"])
+        if not array.shape:
+            raise Error("E-DATA-006", f"array {name} of {array.path} is one number: it has no first axis", spec.span)
+    lengths = {name: array.shape[0] for name, array in stored.items()}
+    if len(set(lengths.values())) > 1:
+        shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise Error("E-DATA-006", f"the arrays have different numbers of examples: {shown}", spec.span)
+    return next(iter(lengths.values()))
+
+
+def array_source(spec: LoaderSpec, _cache: Path | None) -> Arrays:
+    stored: dict[str, StoredArray] = {}
+    for path in files_of(spec):
+        for name, array in stored_arrays(path, spec).items():
+            if name in stored:
+                raise Error("E-DATA-006", f"array {name} stands in {stored[name].path} and in {path}", spec.span)
+            stored[name] = array
+    return Arrays(spec, stored)
+
+
+def builtin_source(spec: LoaderSpec, cache: Path | None) -> ExampleSource:
+    name = spec.paths[0]
+    if name in TEXTS:
+        text: BuiltinText = TEXTS[name](cache)
+        return byte_windows(spec, text.size_bytes(), lambda: [text.bytes()])
+    if name == DIGITS:
+        here = Path("digits")
+        return Arrays(
+            spec,
+            {
+                "x": StoredArray(here, "float32", (1797, 64), lambda: digits()[0]),
+                "y": StoredArray(here, "int32", (1797,), lambda: digits()[1]),
+            },
+        )
+    known = [*TEXTS, DIGITS]
+    close = nearest(name, known)
+    notes = [f"did you mean {close}?"] if close else [f"there are {', '.join(known)}"]
+    raise Error("E-DATA-007", f"no builtin data {name}", spec.span, notes=notes)
+
+
+SOURCES: dict[str, Callable[[LoaderSpec, Path | None], ExampleSource]] = {
+    "text": text_source,
+    "token-file": token_source,
+    "arrays": array_source,
+    "builtin": builtin_source,
+}
