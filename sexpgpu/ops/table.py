@@ -1,0 +1,10 @@
+"""Every operation of the IR, by name."""
+
+from __future__ import annotations
+
+from sexpgpu.ops import indexing, movement, pointwise, product, reduction, region
+from sexpgpu.ops.record import Op
+
+OPS: dict[str, Op] = {
+    op.name: op for module in (region, pointwise, movement, reduction, product, indexing) for op in module.records()
+}

@@ -1,0 +1,186 @@
+"""What a device is asked to run: programs (structure, shared and cached) and launches (numbers and places).
+
+A plan is a list of launches over buffers. A launch of a generated kernel has a `Program`, which says what is computed
+without any size, and the sizes, strides and places of this one use; so layers and shapes share compiled code.
+Strides and offsets count elements of the operand's dtype, places count bytes.
+
+Loops. A program has `rank` loops, outermost first, the last being the vector loop. Fixed meanings per kind:
+  map     every loop is parallel; each store writes one element a point.
+  row     the last loop is the row (length C): it is reduced by `reduce_…` instructions, whose result is one value a row;
+          outer loops are parallel. Element values see row values of earlier instructions (softmax, layernorm).
+  column  the second-last loop (length R) is reduced in order 0 … R-1; the last loop (columns) and outer loops are parallel.
+          Stores do not step along the reduced loop (their stride there is 0).
+
+Instructions are in single-assignment order: an argument is the number of an earlier value, loads first (0 … loads-1),
+then instructions. Pointwise ones carry the IR operation's name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sexpgpu.ir.host import Expression
+from sexpgpu.ir.types import TensorType
+
+Inner = Literal["zero", "one", "any"]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An operand. `memory`: read through strides. `index`: no memory, the integer offset + Σ stride·loop index (an iota,
+    or an element's number in its tensor), as i64. `inner` is the class of the last loop's stride; in a row program a
+    load with inner `zero` is a row value."""
+
+    kind: Literal["memory", "index"]
+    dtype: str
+    inner: Inner
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """`op`: a pointwise IR operation (`constant` has attribute value; `cast` converts to `dtype`; `random` takes (element,
+    key0, key1, scan, microbatch, step) and gives f32), or `reduce_sum|prod|max|min|any|all|argmax|argmin` in row and column
+    programs. `dtype` is the result's; `take` (what f32 values of bf16/f16 nodes mean) is by explicit casts only."""
+
+    op: str
+    arguments: tuple[int, ...]
+    dtype: str
+    attributes: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Value number `value` is written; `alias` is the load that names the same memory with the same strides, or None."""
+
+    value: int
+    dtype: str
+    inner: Inner
+    alias: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A generated kernel's structure; its text (repr) is the cache key."""
+
+    kind: Literal["map", "row", "column"]
+    rank: int
+    loads: tuple[Load, ...]
+    body: tuple[Instruction, ...]
+    stores: tuple[Store, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A byte offset in a buffer of the plan."""
+
+    buffer: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One operand of one launch: where its first element is (None for an index load) and its stride along every loop.
+    `start` is the index load's offset."""
+
+    place: Place | None
+    strides: tuple[int, ...]
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A launch of a generated kernel: `loads` and `stores` in the program's order. `nodes`: what it computes (for reports)."""
+
+    program: Program
+    sizes: tuple[int, ...]
+    loads: tuple[Access, ...]
+    stores: tuple[Access, ...]
+    nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix operand of a product: element (i, j) of batch entry z is at start[z] + i·row + j·column; row or column is 1
+    (both may be anything where a size is 1)."""
+
+    place: Place
+    row: int
+    column: int
+    starts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """c[z] = a[z] (m × k) · b[z] (k × n), z over the batch; c has column stride 1. k may be 0 (c is 0 then)."""
+
+    dtype: str
+    m: int
+    n: int
+    k: int
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """A hand-written kernel on contiguous operands, seen as [outer, middle, inner]:
+    take         (x [outer size inner], i [count])        -> out [outer count inner]
+    scatter_add  (i [count], u [outer count inner])       -> out [outer size inner], added in the order of the indices
+    gather       (x [outer size inner], i [outer count inner]) -> out [outer count inner]
+    gather_add   (i, u [outer count inner])               -> out [outer size inner], in place
+    argsort      (x [outer size inner])                   -> out i32; attribute descending
+    cumsum       (x [outer size inner])                   -> out
+    scatter_add and gather_add add into what `out` holds already. `flag`: i64[2] of the plan's flag buffer: set to (1 + the
+    offending index + 2^40, limit) when an index was out of range, by the first that sees it."""
+
+    op: str
+    dtype: str
+    index_dtype: str
+    outer: int
+    size: int
+    count: int
+    inner: int
+    inputs: tuple[Place, ...]
+    out: Place
+    flag: Place | None = None
+    descending: bool = False
+    nodes: tuple[int, ...] = ()
+
+
+Launch = Generated | Product | Indexed
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """`arena`: inside the one block that lifetimes share (its place there in `offset`); `external`: bound by name by whoever
+    runs the plan (fields, parameters, states, gradients); `runtime`: host scalars, random keys, flags."""
+
+    name: str
+    size_bytes: int
+    kind: Literal["arena", "external", "runtime"]
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything decided before the first step.
+
+    externals  buffer name → type: `field:tokens`, `parameter:gpt.wte`, `state:gpt.wte:m`, `gradient:gpt.wte`
+    outputs    graph output name → (place, type); an output may be an external buffer (an updated parameter)
+    hosts      host scalars, written as f32 at their places before every call
+    randoms    (path, ordinal, place): two u32 key words at place; `runtime:counter` holds u32 scan, microbatch, step
+    flags      (place, node index): the out-of-range flags, zeroed before every call
+    barriers   before launch i, all earlier launches must be done (always true for now)
+    """
+
+    launches: tuple[Launch, ...]
+    buffers: tuple[Buffer, ...]
+    arena_bytes: int
+    externals: dict[str, TensorType]
+    outputs: dict[str, tuple[Place, TensorType]]
+    hosts: tuple[tuple[Expression, Place], ...] = ()
+    randoms: tuple[tuple[str, int, Place], ...] = ()
+    flags: tuple[tuple[Place, int], ...] = ()
