@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -143,6 +143,15 @@ class Graph:
         self._interned[key] = node
         return node
 
+    def clone(self, node: Node, inputs: Iterable[Node]) -> Node:
+        """The same operation on other inputs, with the same origins."""
+        with self.at(node.origins[0] if node.origins else None):
+            labels = node.type.labels if node.op == "input" and isinstance(node.type, TensorType) else None
+            made = self.add(node.op, inputs, node.attributes, labels=labels)
+        for origin in node.origins[1:]:
+            _note_origin(made, origin)
+        return made
+
     def constant(self, value: float | bool, dtype: Dtype, shape: tuple[int, ...] = ()) -> Node:
         """A tensor filled with one number, written into the kernels that read it."""
         number = float(value) if dtype in ("f32", "bf16", "f16") else bool(value) if dtype == "bool" else int(value)
@@ -180,13 +189,8 @@ def _note_origin(node: Node, origin: Origin) -> None:
         node.origins.append(origin)
 
 
-def copy_into(target: Graph, source: Graph, replace: dict[Node, Node], keep: Callable[[Node], bool] | None = None) -> None:
+def copy_into(target: Graph, source: Graph, replace: dict[Node, Node]) -> None:
     """Appends the source's nodes to `target`; `replace` maps nodes and is extended with every copy."""
     for node in source.nodes:
-        if node in replace or (keep is not None and not keep(node)):
-            continue
-        with target.at(node.origins[0] if node.origins else None):
-            made = target.add(node.op, [replace[i] for i in node.inputs], node.attributes)
-        for origin in node.origins[1:]:
-            _note_origin(made, origin)
-        replace[node] = made
+        if node not in replace:
+            replace[node] = target.clone(node, [replace[i] for i in node.inputs])

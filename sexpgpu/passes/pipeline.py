@@ -1,0 +1,28 @@
+"""The order of the passes, in one place: from an elaborated experiment to the graphs that are planned."""
+
+from __future__ import annotations
+
+from sexpgpu.ir.graph import Graph
+from sexpgpu.passes.differentiate import differentiate
+from sexpgpu.passes.experiment import Experiment
+from sexpgpu.passes.simplify import simplify
+
+# The cotangent of every element of the loss: 1 / (nominal weight of the step), set by the training loop.
+LOSS_SCALE = ("runtime", "loss-scale")
+
+
+def training_graph(experiment: Experiment) -> Graph:
+    """Loss, weight and `gradient:NAME` of every trainable parameter, of one microbatch."""
+    parameters = {node.attributes["name"]: node for node in experiment.training.inputs if node.attributes["kind"] == "parameter"}
+    trained = {p.name: parameters[p.name] for p in experiment.parameters if p.trainable}
+    return simplify(differentiate(experiment.training, {"loss": LOSS_SCALE}, trained))
+
+
+def update_graph(experiment: Experiment) -> Graph:
+    """New parameters and optimizer states from the step's summed gradients."""
+    return simplify(experiment.update)
+
+
+def evaluation_graphs(experiment: Experiment) -> dict[str, Graph]:
+    """Loss, weight and metrics of one batch, by loader."""
+    return {name: simplify(graph) for name, graph in experiment.evaluations.items()}
