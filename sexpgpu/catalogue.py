@@ -89,4 +89,10 @@ CATALOGUE: dict[str, Entry] = _table(
         "the folder cannot be made, or a write failed: no space, no permission",
         "free some space, or choose another folder with --out",
     ),
+    Entry(
+        "E-STORE-004",
+        "a damaged file in the store",
+        "a file that sexpgpu wrote does not read back",
+        "restore the file, or remove the damaged line",
+    ),
 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from sexpgpu.errors import Error
 from sexpgpu.loaderspec import LoaderSpec
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
 # The first number of llm.c's header: (the dtype of the tokens, their vocabulary).
 LLM_C_MAGIC = {20240520: ("u16", 50257), 20240801: ("u32", 128256)}
@@ -59,11 +60,10 @@ def mapped(path: Path, spec: LoaderSpec, dtype: str = "u1", skip_bytes: int = 0)
                 return np.empty(0, dtype)
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype, offset=skip_bytes)
 
-    found: Array = guarded(path, spec, open_map)
-    return found
+    return guarded(path, spec, open_map)
 
 
-def guarded(path: Path, spec: LoaderSpec, read: Callable[[], Any]) -> Any:
+def guarded(path: Path, spec: LoaderSpec, read: Callable[[], T]) -> T:
     """What `read` gives; a failure of the system becomes E-DATA-001 at the loader."""
     try:
         return read()
@@ -119,10 +119,9 @@ def stored_arrays(path: Path, spec: LoaderSpec) -> Mapping[str, StoredArray]:
         known = ", ".join(ARRAY_READERS)
         raise Error("E-DATA-005", f"{path}: arrays are read from {known}", spec.span)
     try:
-        found: Mapping[str, StoredArray] = guarded(path, spec, lambda: reader(path))
+        return guarded(path, spec, lambda: reader(path))
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as problem:
         raise Error("E-DATA-005", f"{path}: not a whole {path.suffix} file: {problem}", spec.span) from problem
-    return found
 
 
 def npy_arrays(path: Path) -> Mapping[str, StoredArray]:

@@ -116,7 +116,7 @@ class Windows:
             message = f"one window of :seq {seq} needs {seq + 1} {unit}, found {self.tokens}{which}"
             raise Error("E-DATA-002", message, spec.span)
         self.seq = seq
-        self.fields = {name: Field("i32", (batch, seq)) for name in ("tokens", "targets")}
+        self.fields: Mapping[str, Field] = {name: Field("i32", (batch, seq)) for name in ("tokens", "targets")}
         self.count = limited((self.tokens - 1) // seq, spec)
         self.vocabulary = vocabulary
         self.shift_limit = seq
@@ -147,7 +147,7 @@ class Windows:
 
         digest = xxh3_128()
         for part in self.opened():
-            digest.update(part)
+            digest.update(part.view(np.uint8).data)
         return digest.hexdigest()
 
 
@@ -218,10 +218,10 @@ class Arrays:
         if batch > self.count:
             which = f"part {spec.part}" if spec.part else "the data"
             raise Error("E-DATA-002", f":batch {batch} needs {batch} examples, {which} has {self.count}", spec.span)
-        self.fields = {
+        self.fields: Mapping[str, Field] = {
             name: Field(READ_AS[array.stored_dtype], (batch, *array.shape[1:])) for name, array in stored.items()
         }
-        self.vocabulary = None
+        self.vocabulary: int | None = None
         self.shift_limit = 1
         self.stored = stored
         self.part = None if spec.split is None else (low, high, total)
@@ -262,7 +262,7 @@ class Arrays:
         for name in sorted(self.fields):
             array = np.ascontiguousarray(self.array(name))
             digest.update(f"{name} {array.dtype} {array.shape};".encode())
-            digest.update(array.view(np.uint8) if array.dtype.kind == "V" else array)
+            digest.update(array.view(np.uint8).data)
         return digest.hexdigest()
 
 
@@ -270,7 +270,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if name == "bf16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
     return np.dtype(NUMPY_NAMES[name])
 
 
