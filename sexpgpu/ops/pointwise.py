@@ -17,8 +17,16 @@ from sexpgpu.ir.graph import Node
 from sexpgpu.ir.types import FLOATS, NodeType, TensorType
 from sexpgpu.ops.record import Op, TypeMismatch
 
+
+@dataclass(frozen=True)
+class Reciprocal:
+    """The partial 1 / node: the cotangent is divided by it, one rounding instead of two."""
+
+    node: Node
+
+
 # A partial derivative: a node, a plain factor, or None (no gradient).
-Partial = Node | float | None
+Partial = Node | Reciprocal | float | None
 
 
 @dataclass(frozen=True)
@@ -93,9 +101,9 @@ PRIMITIVES: dict[str, Primitive] = {
     "sign": Primitive("k_sign({})", "k_sign({})", np.sign, None, operands="number"),
     "exp": Primitive("k_exp({})", "k_exp({})", np.exp, lambda y, a: (y,)),
     "expm1": Primitive("k_expm1({})", "k_expm1({})", np.expm1, lambda y, a: (y + 1.0,)),
-    "log": Primitive("k_log({})", "k_log({})", np.log, lambda y, a: (1.0 / a,)),
-    "log1p": Primitive("k_log1p({})", "k_log1p({})", np.log1p, lambda y, a: (1.0 / (a + 1.0),)),
-    "sqrt": Primitive("k_sqrt({})", "k_sqrt({})", np.sqrt, lambda y, a: (0.5 / y,)),
+    "log": Primitive("k_log({})", "k_log({})", np.log, lambda y, a: (Reciprocal(a),)),
+    "log1p": Primitive("k_log1p({})", "k_log1p({})", np.log1p, lambda y, a: (Reciprocal(a + 1.0),)),
+    "sqrt": Primitive("k_sqrt({})", "k_sqrt({})", np.sqrt, lambda y, a: (Reciprocal(y * 2.0),)),
     "rsqrt": Primitive("k_rsqrt({})", "k_rsqrt({})", lambda a: 1 / np.sqrt(a), lambda y, a: (-0.5 * y / a,)),
     "sin": Primitive("k_sin({})", "k_sin({})", np.sin, lambda y, a: (_unary("cos", a),)),
     "cos": Primitive("k_cos({})", "k_cos({})", np.cos, lambda y, a: (-_unary("sin", a),)),
@@ -110,7 +118,7 @@ PRIMITIVES: dict[str, Primitive] = {
     "add": Primitive("({} + {})", "({} + {})", np.add, lambda y, a, b: (1, 1), 2, operands="number"),
     "sub": Primitive("({} - {})", "({} - {})", np.subtract, lambda y, a, b: (1, -1), 2, operands="number"),
     "mul": Primitive("({} * {})", "({} * {})", np.multiply, lambda y, a, b: (b, a), 2, operands="number"),
-    "div": Primitive("({} / {})", "({} / {})", np.divide, lambda y, a, b: (1.0 / b, -y / b), 2),
+    "div": Primitive("({} / {})", "({} / {})", np.divide, lambda y, a, b: (Reciprocal(b), -(y / b)), 2),
     "floordiv": Primitive("k_floordiv({}, {})", "k_floordiv({}, {})", _floor_div, None, 2, operands="number"),
     "mod": Primitive(
         "k_mod({}, {})", "k_mod({}, {})", _mod, lambda y, a, b: (1, -_unary("floor", a / b)), 2, operands="number"
@@ -164,8 +172,12 @@ def _vjp(primitive: Primitive) -> Callable[..., Sequence[Node | None]] | None:
 
 
 def _scaled(dy: Node, partial: Partial) -> Node | None:
-    if partial is None or isinstance(partial, Node):
-        return None if partial is None else dy * partial
+    if partial is None:
+        return None
+    if isinstance(partial, Reciprocal):
+        return dy / partial.node
+    if isinstance(partial, Node):
+        return dy * partial
     return dy if partial == 1 else -dy if partial == -1 else dy * partial
 
 
