@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ class Source:
         return self.text[starts[number - 1] : end].rstrip("\r")
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A range of code points in a source: where a datum stands."""
 
     source: Source
