@@ -1,6 +1,6 @@
 ; digits.sexp: a three-layer perceptron on generated 8x8 digits
 (defhyper hidden 128)
-(defhyper epochs 20)
+(defhyper steps  500)
 (defhyper lr     1e-3)
 
 (deflayer mlp (x)
@@ -16,12 +16,13 @@
 (defmetric accuracy :reduce mean (= (argmax (mlp x) :axis -1) y))
 
 (defrun classify
-  :data      training-digits                       ; binds its fields: x f32[32 64], y i32[32]
-  :loss      (cross-entropy (mlp x) y)
-  :predict   (mlp x)
-  :optimizer (adamw :lr lr)
-  :epochs    epochs
-  :eval      (every 100 held-out :metrics [accuracy])
-  :seed      1)
+  :data         training-digits                       ; binds its fields: x f32[32 64], y i32[32]
+  :loss         (cross-entropy (mlp x) y)
+  :predict      (mlp x)
+  :optimizer    (adamw :lr lr)
+  :microbatches 2
+  :steps        steps
+  :eval         (every 100 held-out :metrics [accuracy])
+  :seed         1)
 
-(defvariant smoke (hidden 32) (epochs 2))
+(defvariant smoke (hidden 32) (steps 100))
