@@ -40,7 +40,8 @@ def metadata(wheel: zipfile.ZipFile, file: str) -> str:
 
 def test_the_wheel_names_version_and_python(wheel: zipfile.ZipFile) -> None:
     message = Parser().parsestr(metadata(wheel, "METADATA"))
-    assert (message["Name"], message["Version"], message["Requires-Python"]) == ("sexpgpu", sexpgpu.__version__, ">=3.11")
+    found = (message["Name"], message["Version"], message["Requires-Python"])
+    assert found == ("sexpgpu", sexpgpu.__version__, ">=3.11")
 
 
 def test_the_base_brings_no_cuda_wheel_and_the_extra_pins_them(wheel: zipfile.ZipFile) -> None:
