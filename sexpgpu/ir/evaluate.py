@@ -27,9 +27,21 @@ def evaluate_graph(
     draw: Draw | None = None,
 ) -> dict[str, Array]:
     """The outputs by name. `inputs` are by the input nodes' names; `wide` computes floats in float64, else in their dtype."""
-    meaning = _Meaning(hosts or {}, wide, draw)
-    values = meaning.nodes(graph, [inputs[node.attributes["name"]] for node in graph.inputs])
+    values = evaluate_nodes(graph, inputs, hosts, wide=wide, draw=draw)
     return {name: np.asarray(values[node]) for name, node in graph.outputs.items()}
+
+
+def evaluate_nodes(
+    graph: Graph,
+    inputs: Mapping[str, Any],
+    hosts: Mapping[str, float] | None = None,
+    *,
+    wide: bool = True,
+    draw: Draw | None = None,
+) -> dict[Node, Any]:
+    """The value of every node, a list where a node gives several."""
+    meaning = _Meaning(hosts or {}, wide, draw)
+    return meaning.nodes(graph, [inputs[node.attributes["name"]] for node in graph.inputs])
 
 
 class _Meaning:

@@ -1,0 +1,186 @@
+"""Checkpoints: folders of tensors and a manifest, whole or not there at all.
+
+A folder is written under a temporary name, every file made anew, hashed while it is written, synced; the manifest, with
+size and xxh3_128 of each file, comes last; then the folder is synced and renamed, and its parent synced. What is read
+must match the manifest. Tensors are in safetensors' format.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sexpgpu.errors import Error
+
+Tensors = Mapping[str, NDArray[Any]]
+PARAMETERS, OPTIMIZER, STATE, MANIFEST = "params.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+NAME = re.compile(r"step-(\d{8})")
+SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64", "uint8": "U8", "bool": "BOOL"}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds. `states` are by PARAMETER:STATE; `state` is state.json."""
+
+    path: Path
+    parameters: dict[str, NDArray[Any]]
+    states: dict[str, NDArray[Any]]
+    state: dict[str, Any]
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def save(
+    folder: Path,
+    step: int,
+    parameters: Tensors,
+    states: Tensors,
+    state: Mapping[str, Any],
+    copies: Iterable[Path] = (),
+) -> Path:
+    """Write `folder/step-XXXXXXXX`; `copies` are files that go along. A whole one of this step is replaced."""
+    import msgspec
+
+    final = folder / folder_name(step)
+    temporary = folder / f"{final.name}.tmp-{os.getpid()}"
+    try:
+        folder.mkdir(exist_ok=True)
+        temporary.mkdir()
+        manifest = {
+            PARAMETERS: _write_tensors(temporary / PARAMETERS, parameters),
+            OPTIMIZER: _write_tensors(temporary / OPTIMIZER, states),
+            STATE: _write(temporary / STATE, [msgspec.json.format(msgspec.json.encode(state))]),
+        }
+        for source in copies:
+            manifest[source.name] = _write(temporary / source.name, [source.read_bytes()])
+        _write(temporary / MANIFEST, [msgspec.json.format(msgspec.json.encode({"files": manifest}))])
+        _sync(temporary)
+        if final.exists():
+            remove(final)
+        temporary.rename(final)
+        _sync(folder)
+    except OSError as problem:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise Error("E-STORE-003", f"cannot write {final}: {problem.strerror or problem}") from problem
+    return final
+
+
+def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:
+    """A safetensors file: length of the header, header, tensors end to end."""
+    import msgspec
+
+    header: dict[str, Any] = {}
+    arrays = []
+    offset = 0
+    for name, tensor in tensors.items():
+        array = np.asarray(tensor, order="C")
+        header[name] = {
+            "dtype": SAFETENSORS_DTYPES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        arrays.append(array)
+        offset += array.nbytes
+    text = msgspec.json.encode(header)
+    # The header is padded with spaces, so that the first tensor begins at a multiple of 8 bytes.
+    text += b" " * (-len(text) % 8)
+    return _write(path, [len(text).to_bytes(8, "little"), text, *(memoryview(a.reshape(-1)).cast("B") for a in arrays)])
+
+
+def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Make the file, write, sync; what the manifest says of it."""
+    from xxhash import xxh3_128
+
+    digest = xxh3_128()
+    size = 0
+    with path.open("xb") as file:
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+            size += len(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"size": size, "xxh3_128": digest.hexdigest()}
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint: first out of sight by one rename, so that no reader sees half of one."""
+    trash = path.with_name(f".trash-{path.name}-{os.getpid()}")
+    path.rename(trash)
+    shutil.rmtree(trash)
+
+
+def found(folder: Path) -> list[tuple[int, Path]]:
+    """The checkpoints in a folder by step, newest first; whether they are whole is not looked at."""
+    if not folder.is_dir():
+        return []
+    named = ((NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
+    return sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint whose files are as the manifest says. Raises E-CKPT-001 naming what is wrong."""
+    import msgspec
+    from safetensors.numpy import load as tensors_of
+
+    if not path.is_dir():
+        raise Error("E-CKPT-002", f"no checkpoint {path}")
+    content = {name: _read_checked(path, name, entry) for name, entry in _manifest(path).items()}
+    for name in (PARAMETERS, OPTIMIZER, STATE):
+        if name not in content:
+            raise Error("E-CKPT-001", f"{path}: the manifest has no {name}")
+    state = msgspec.json.decode(content[STATE], type=dict[str, Any])
+    return Checkpoint(path, tensors_of(content[PARAMETERS]), tensors_of(content[OPTIMIZER]), state)
+
+
+def _manifest(path: Path) -> dict[str, dict[str, Any]]:
+    import msgspec
+
+    try:
+        text = (path / MANIFEST).read_bytes()
+        files = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, Any]]])["files"]
+    except (OSError, msgspec.DecodeError, KeyError) as problem:
+        raise Error("E-CKPT-001", f"{path}: no manifest that can be read ({problem})") from problem
+    for name in files:
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+            raise Error("E-CKPT-001", f"{path}: the manifest names {name!r}")
+    return files
+
+
+def _read_checked(path: Path, name: str, entry: Mapping[str, Any]) -> bytes:
+    from xxhash import xxh3_128
+
+    try:
+        content = (path / name).read_bytes()
+    except OSError as problem:
+        raise Error("E-CKPT-001", f"{path / name}: {problem.strerror or problem}") from problem
+    if len(content) != entry.get("size"):
+        raise Error("E-CKPT-001", f"{path / name}: {len(content)} bytes, the manifest says {entry.get('size')}")
+    if xxh3_128(content).hexdigest() != entry.get("xxh3_128"):
+        raise Error("E-CKPT-001", f"{path / name}: the content is not what was written")
+    return content
+
+
+def prune(folder: Path, keep: int, spared: Iterable[Path] = ()) -> None:
+    """Remove all but the `keep` newest checkpoints and those spared."""
+    for _, path in found(folder)[keep:]:
+        if path not in spared:
+            remove(path)

@@ -1,0 +1,44 @@
+"""Which experiment a run is: a hash of what is computed, whatever the file is called and however it is laid out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import fields
+
+from sexpgpu.ir.graph import Graph
+from sexpgpu.ir.text import print_graph
+from sexpgpu.loaderspec import LoaderSpec
+from sexpgpu.passes.experiment import Experiment
+
+# Raised when the same graph gives other bits than before.
+NUMERICS_VERSION = 1
+# Of a loader's record, what says where it stands, and no more.
+PLACES = frozenset(("span", "base", "paths", "name"))
+
+
+def graph_text(experiment: Experiment) -> str:
+    """The IR of all graphs: training, update, evaluations, predict."""
+    graphs: Mapping[str, Graph | None] = {
+        "training": experiment.training,
+        "update": experiment.update,
+        **{f"evaluation {name}": graph for name, graph in experiment.evaluations.items()},
+        "predict": experiment.predict,
+    }
+    return "\n".join(f"; {name}\n{print_graph(graph)}" for name, graph in graphs.items() if graph is not None)
+
+
+def experiment_hash(experiment: Experiment, text: str) -> str:
+    """SHA-256 of the IR text, the parameters' initial laws, the optimizer's states, the loaders, the numerics version."""
+    parts = [f"numerics {NUMERICS_VERSION}", text]
+    parts += [f"parameter {p.name} {p.shape} {p.initializer} {p.decay} {p.trainable}" for p in experiment.parameters]
+    parts += [f"state {s.parameter} {s.name} {s.shape} {s.fill!r}" for s in experiment.states]
+    parts += [f"loader {name} {loader_text(spec)}" for name, spec in sorted(experiment.loaders.items())]
+    parts.append(f"learning rate {experiment.learning_rate}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def loader_text(spec: LoaderSpec) -> str:
+    """A loader's record without places and paths; a builtin's only path is its name, and stays."""
+    hidden = PLACES - {"paths"} if spec.kind == "builtin" else PLACES
+    return repr([(field.name, getattr(spec, field.name)) for field in fields(spec) if field.name not in hidden])

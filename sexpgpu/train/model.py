@@ -1,0 +1,69 @@
+"""What is trained: parameters and optimizer states on a device, their initial values, and what was trained read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sexpgpu.device import Device, Executable
+from sexpgpu.initial import initial_value
+from sexpgpu.ir.types import TensorType
+from sexpgpu.passes.experiment import Experiment, Parameter
+
+Array32 = NDArray[np.float32]
+
+
+def initial_parameters(experiment: Experiment, seed: int, threads: int = 1) -> dict[str, Array32]:
+    """The initial value of every parameter, by name: a function of the seed and the names alone."""
+    return {p.name: initial_value(p.initializer, p.shape, seed, p.name, threads) for p in experiment.parameters}
+
+
+def state_name(parameter: str, state: str) -> str:
+    return f"{parameter}:{state}"
+
+
+class Model:
+    """Device memory of an experiment's parameters and states. `state` keys are PARAMETER:STATE."""
+
+    def __init__(self, device: Device, experiment: Experiment) -> None:
+        self.device = device
+        self.experiment = experiment
+        self.parameters: dict[str, Any] = {p.name: device.allocate(type_of(p)) for p in experiment.parameters}
+        self.states: dict[str, Any] = {
+            state_name(s.parameter, s.name): device.allocate(TensorType("f32", s.shape)) for s in experiment.states
+        }
+
+    def start(self, values: Mapping[str, Array32]) -> None:
+        """Parameters as given, states as their optimizer starts them."""
+        for name, memory in self.parameters.items():
+            self.device.write(memory, values[name])
+        for state in self.experiment.states:
+            memory = self.states[state_name(state.parameter, state.name)]
+            self.device.write(memory, np.full(state.shape, state.fill, np.float32))
+
+    def bind(self, executable: Executable) -> None:
+        """Give an executable the parameters and states it names."""
+        for external in executable.externals:
+            kind, _, name = external.partition(":")
+            if kind == "parameter":
+                executable.bind(external, self.parameters[name])
+            elif kind == "state":
+                executable.bind(external, self.states[name])
+
+    def read_parameters(self) -> dict[str, Array32]:
+        return {name: self.device.read(memory) for name, memory in self.parameters.items()}
+
+    def read_states(self) -> dict[str, Array32]:
+        return {name: self.device.read(memory) for name, memory in self.states.items()}
+
+
+def type_of(parameter: Parameter) -> TensorType:
+    return TensorType("f32", parameter.shape, parameter.labels)
+
+
+def parameter_count(experiment: Experiment) -> int:
+    """Numbers in all parameters."""
+    return sum(type_of(p).elements for p in experiment.parameters)

@@ -1,0 +1,161 @@
+"""One optimizer step: gradients of every microbatch, the checks, then the update that nothing can half apply."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sexpgpu.device import Counter, Device, Executable, OutOfRange
+from sexpgpu.errors import Error
+from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.ir.host import Expression, evaluate
+from sexpgpu.passes.experiment import Experiment
+from sexpgpu.train.feed import Feed
+from sexpgpu.train.gradients import GradientSum
+from sexpgpu.train.model import Model
+from sexpgpu.train.reduction import tree_sum_f64
+from sexpgpu.train.suspect import first_bad_node
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """`gradient_norm` is of the mean gradient before clipping; `weight` the step's Σ W, a count of elements without W."""
+
+    loss: float
+    weight: float
+    gradient_norm: float
+    learning_rate: float | None
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """The graphs that were planned, for messages and replays."""
+
+    training: Graph
+    update: Graph
+
+
+class Step:
+    """Runs steps of an experiment on a device."""
+
+    def __init__(
+        self,
+        device: Device,
+        experiment: Experiment,
+        graphs: Graphs,
+        model: Model,
+        feed: Feed,
+        seed: int,
+        total_steps: int,
+    ) -> None:
+        self.device, self.experiment, self.graphs, self.model, self.feed = device, experiment, graphs, model, feed
+        self.seed, self.total_steps = seed, total_steps
+        self.training: Executable = device.prepare(graphs.training, seed)
+        self.update: Executable = device.prepare(graphs.update, seed)
+        model.bind(self.training)
+        model.bind(self.update)
+        trained = tuple(p for p in experiment.parameters if p.trainable)
+        self.gradients = GradientSum(device, trained, feed.microbatches(1), experiment.options.sum_lanes)
+        self.gradients.bind(self.update, self.gradients.buffers[0])
+        self.nominal = nominal_weight(experiment.training) * feed.microbatches(1)
+        self.fields: dict[str, Any] = bind_fields(device, self.training)
+
+    def hosts(self, step: int) -> dict[str, float]:
+        """The host scalars of a step. Every step so far was applied, so updates count as steps do."""
+        return {"step": step, "updates": step, "total-steps": self.total_steps, "loss-scale": 1.0 / self.nominal}
+
+    def run(self, step: int) -> StepResult:
+        """Step `step`, counted from 1. Raises E-NUM-001, E-NUM-002 before the update: all is then as before the step."""
+        losses, weights = self._gradients(step)
+        total, weight = tree_sum_f64(losses), tree_sum_f64(weights)
+        loss = total / weight if weight else math.nan
+        # Every backward pass was scaled by the nominal weight; this makes the sum the mean over what was real.
+        correction = self.nominal / weight if weight else math.nan
+        norm = math.sqrt(self.gradients.square_sum()) * correction
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise self._not_finite(step, losses, loss, norm)
+        hosts = self.hosts(step)
+        hosts["gradient-scale"] = correction * self._clip(norm, hosts)
+        self.update.run(hosts, Counter(0, step))
+        rate = self.experiment.learning_rate
+        return StepResult(loss, weight, norm, None if rate is None else float(evaluate(rate, hosts)))
+
+    def _gradients(self, step: int) -> tuple[list[float], list[float]]:
+        """Losses and weights of the microbatches, each a sum over its elements; the gradients are in buffer 0."""
+        calls = self.feed.microbatches(step)
+        losses, weights = [0.0] * calls, [0.0] * calls
+        hosts = self.hosts(step)
+
+        def call(microbatch: int) -> None:
+            for name, array in self.feed.take(step, microbatch).items():
+                self.device.write(self.fields[name], array)
+            self.training.run(hosts, Counter(microbatch, step))
+            for problem in self.training.out_of_range():
+                raise out_of_range(self.graphs.training, problem, step)
+            losses[microbatch] = float(self.training.output("loss"))
+            weights[microbatch] = float(self.training.output("weight"))
+
+        self.gradients.sum(self.training, calls, call)
+        return losses, weights
+
+    def _clip(self, norm: float, hosts: Mapping[str, float]) -> float:
+        limit: Expression | None = self.experiment.options.clip_grad_norm
+        return 1.0 if limit is None or norm == 0 else min(1.0, float(evaluate(limit, hosts)) / norm)
+
+    def _not_finite(self, step: int, losses: list[float], loss: float, norm: float) -> Error:
+        """E-NUM-001 with the first bad node of the first bad microbatch, found by running it again in NumPy."""
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
+        bad = [index for index, value in enumerate(losses) if not math.isfinite(value)]
+        microbatches = bad[:1] or list(range(len(losses)))
+        values = self.model.read_parameters()
+        for microbatch in microbatches:
+            inputs = {**values, **self.feed.take(step, microbatch)}
+            node = first_bad_node(self.graphs.training, inputs, self.hosts(step), self.seed, Counter(microbatch, step))
+            if node is not None:
+                return not_finite(f"{what} at step {step}", node)
+        return not_finite(f"{what} at step {step}", None)
+
+
+def bind_fields(device: Device, executable: Executable) -> dict[str, Any]:
+    """Memory for every field that an executable reads, bound; by the field's name."""
+    made = {}
+    for external, type_ in executable.externals.items():
+        kind, _, name = external.partition(":")
+        if kind == "field":
+            made[name] = device.allocate(type_)
+            executable.bind(external, made[name])
+    return made
+
+
+def nominal_weight(training: Graph) -> float:
+    """What one full microbatch weighs: a constant where every element counts once, else how many numbers are summed.
+
+    Any number will do that is the same for every microbatch: the sum's root is corrected by what was real.
+    """
+    weight = training.outputs["weight"]
+    if weight.op == "constant":
+        return float(weight.attributes["value"])
+    node = weight
+    while node.inputs and node.op in ("cast", "reshape", "mul"):
+        node = node.inputs[0]
+    return float(node.inputs[0].tensor.elements) if node.op == "sum" and node.inputs else 1.0
+
+
+def not_finite(message: str, node: Node | None) -> Error:
+    notes = ["the update was not applied: parameters are those before the step"]
+    if node is None or not node.origins:
+        return Error("E-NUM-001", message, notes=notes)
+    origin = node.origins[0]
+    notes = [*(f"in {frame}" for frame in origin.frames), *notes]
+    return Error("E-NUM-001", message, origin.span, label=f"first becomes non-finite here ({node.op})", notes=notes)
+
+
+def out_of_range(graph: Graph, problem: OutOfRange, step: int) -> Error:
+    node = graph.nodes[problem.node]
+    origin = node.origins[0] if node.origins else None
+    message = f"index {problem.index} at step {step} is outside an axis of {problem.limit}"
+    notes = [*(f"in {frame}" for frame in (origin.frames if origin else ())), "the update was not applied"]
+    span = origin.span if origin else None
+    return Error("E-NUM-002", message, span, label=f"{node.op} reads an axis of {problem.limit}", notes=notes)
