@@ -56,6 +56,7 @@ class Lowering:
     products: int
     arena_bytes: int
     product_engine: str = ""
+    workspace_bytes: int = 0
     notes: tuple[str, ...] = ()
 
 

@@ -18,7 +18,7 @@ Tensors = dict[str, NDArray[Any]]
 PARAMETERS: Tensors = {
     "gpt.wte": np.arange(6, dtype=np.float32).reshape(2, 3).T,
     "bias": np.array([1.5], np.float32),
-    "one": np.float32(2),
+    "one": np.full((), 2, np.float32),
 }
 STATES: Tensors = {"gpt.wte:m": np.zeros((3, 2), np.float32)}
 

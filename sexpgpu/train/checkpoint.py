@@ -94,7 +94,7 @@ def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:
     text = msgspec.json.encode(header)
     # The header is padded with spaces, so that the first tensor begins at a multiple of 8 bytes.
     text += b" " * (-len(text) % 8)
-    return _write(path, [len(text).to_bytes(8, "little"), text, *(memoryview(a.reshape(-1)).cast("B") for a in arrays)])
+    return _write(path, [len(text).to_bytes(8, "little"), text, *(a.reshape(-1).view(np.uint8).data for a in arrays)])
 
 
 def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:

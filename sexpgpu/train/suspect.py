@@ -30,7 +30,7 @@ def first_bad_node(
 ) -> Node | None:
     """The first node that holds a NaN, else the first that is infinite though what it reads is not; None: all is finite.
 
-    Infinities that a graph works with on purpose (a mask's -inf is a constant, picked by `where`) are passed over.
+    Infinities that a graph works with on purpose (a mask's -inf is a constant, picked by `select`) are passed over.
     """
     size = sum(t.size_bytes for node in graph.nodes for t in _types(node))
     if size > MOST_BYTES:
@@ -42,7 +42,7 @@ def first_bad_node(
         floats = [np.asarray(part) for part in parts if np.asarray(part).dtype.kind == "f"]
         if any(np.isnan(part).any() for part in floats):
             return node
-        if infinite is None and node.op not in ("constant", "where") and any(np.isinf(part).any() for part in floats):
+        if infinite is None and node.op not in ("constant", "select") and any(np.isinf(part).any() for part in floats):
             infinite = node
     return infinite
 

@@ -1,0 +1,194 @@
+"""The command line: verbs to functions, exit codes, and errors in their printed form. No logic of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import sexpgpu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sexpgpu.train.launch import Request
+
+
+class Commands(click.Group):
+    """A group that names the nearest command for a misspelt one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            from sexpgpu.errors import nearest
+
+            close = nearest(args[0], self.list_commands(ctx))
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {close!r}?" if close else ""))
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(sexpgpu.__version__, message="sexpgpu %(version)s")
+def commands() -> None:
+    """Train what one s-expression file says: model, loss, optimizer, data, run."""
+
+
+def file_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The options of every command that reads a file."""
+    for option in (
+        click.argument("words", nargs=-1, metavar="[FILE] [KEY=VALUE]…"),
+        click.option(
+            "--variant", "--profile", "variants", multiple=True, metavar="NAME", help="Take a defvariant; repeats."
+        ),
+        click.option(
+            "--set", "sets", multiple=True, metavar="K=V", help="Replace a hyperparameter or run.KEY; repeats."
+        ),
+        click.option("--run", "run", metavar="NAME", help="Which defrun, where the file has several."),
+        click.option("--steps", metavar="N", help="Optimizer steps; wins over :steps and :epochs."),
+        click.option("--seed", metavar="N", help="Seed of initial values, draws and order."),
+        click.option("--device", metavar="KIND", help="auto, cpu, cuda or cuda:N."),
+        click.option("--precision", metavar="P", help="off, bfloat16 or float16."),
+        click.option("--allow-outside", is_flag=True, help="Let includes leave the file's folder."),
+    ):
+        function = option(function)
+    return function
+
+
+@commands.command()
+@file_options
+@click.option("--out", metavar="DIR", help="The folder that run folders are made in.")
+@click.option("--name", metavar="NAME", help="The run's name, instead of its defrun's.")
+@click.option("--keep-values", is_flag=True, default=None, help="One kernel a node, nothing fused, every value kept.")
+@click.option("--deterministic", is_flag=True, default=None, help="Nothing measured, stacking 1.")
+@click.option("--explain-config", is_flag=True, help="Print every setting with its origin, and stop.")
+@click.option("--quiet", is_flag=True, help="No words on stderr; they are in log.txt.")
+@click.option("--json", "as_json", is_flag=True, help="The result as one JSON object.")
+def run(as_json: bool, quiet: bool, explain_config: bool, name: str | None, **options: Any) -> None:
+    """Train FILE; without one experiment.sexp here, else the built-in example."""
+    from sexpgpu.train.progress import Progress
+
+    progress = Progress(quiet)
+    request = request_of(options, name, progress.line)
+    from sexpgpu.cli.run import explain_settings, run_request
+
+    if explain_config:
+        click.echo(explain_settings(request))
+    else:
+        run_request(request, progress, as_json)
+
+
+commands.add_command(
+    click.Command("train", callback=run.callback, params=run.params, help="Train FILE, and no analyses.")
+)
+
+
+@commands.command()
+@file_options
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+def check(as_json: bool, **options: Any) -> None:
+    """Everything short of running: errors, parameters, cost, memory, how to try the file."""
+    request = request_of(options, None, lambda line: None)
+    from sexpgpu.cli.check import check_request
+
+    click.echo(check_request(request, as_json))
+
+
+STAGES = ("ast", "ir", "grad", "regions", "plan", "kernels")
+
+
+@commands.command()
+@file_options
+def show(words: tuple[str, ...], **options: Any) -> None:
+    """Print a stage of FILE: ast, ir, grad, regions, plan or kernels."""
+    stages = [word for word in words if word in STAGES]
+    if len(stages) != 1:
+        raise click.UsageError(f"which stage? one of {', '.join(STAGES)}")
+    rest = tuple(word for word in words if word not in STAGES)
+    request = request_of({"words": rest, **options}, None, lambda line: None)
+    from sexpgpu.cli.show import show_stage
+
+    click.echo(show_stage(request, stages[0]))
+
+
+@commands.command()
+@click.argument("code", required=False)
+def explain(code: str | None) -> None:
+    """What an error code means, why it comes, how to mend it; without a code, the list."""
+    from sexpgpu.cli.explain import explain as explained
+
+    click.echo(explained(code))
+
+
+def request_of(options: dict[str, Any], name: str | None, say: Callable[[str], None]) -> Request:
+    """What the words and options of a command ask for. `say` gets the first line, before anything slow is imported."""
+    file, sets = split_words(options.pop("words"))
+    variants = options.pop("variants")
+    if file is None:
+        file, variants = default_file(variants, say)
+    say(f"sexpgpu {sexpgpu.__version__}: {', '.join([str(file), *(f'variant {v}' for v in variants)])}")
+    from sexpgpu.train.launch import Request
+
+    flags = {
+        key.replace("_", "-"): value for key, value in options.items() if key not in ("sets", "run", "allow_outside")
+    }
+    return Request(
+        file, tuple(variants), (*options["sets"], *sets), options["run"], flags, name, options["allow_outside"]
+    )  # fmt: skip
+
+
+def split_words(words: tuple[str, ...]) -> tuple[Path | None, tuple[str, ...]]:
+    """FILE and KEY=VALUE words. More than one file is a wrong command line."""
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise click.UsageError(f"one FILE, not {len(files)}: {' '.join(files)} (a replacement is KEY=VALUE)")
+    return (Path(files[0]) if files else None), tuple(word for word in words if "=" in word)
+
+
+def default_file(variants: tuple[str, ...], say: Callable[[str], None]) -> tuple[Path, tuple[str, ...]]:
+    """`experiment.sexp` in this folder, else the built-in example at its smoke variant."""
+    here = Path("experiment.sexp")
+    if here.is_file():
+        return here, variants
+    builtin = Path(sexpgpu.__file__).parent / "examples" / "builtin.sexp"
+    say("no FILE and no experiment.sexp here: the built-in example at its smoke variant")
+    return builtin, variants or ("smoke",)
+
+
+def start() -> None:
+    """Run a command; the process ends with its exit code."""
+    try:
+        code = commands.main(standalone_mode=False)
+    except click.UsageError as problem:
+        problem.show()
+        sys.exit(2)
+    except click.exceptions.Exit as asked:
+        sys.exit(asked.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has gone, as `head` does; Python must not try to flush to it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as problem:
+        sys.exit(exit_code_of(problem))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def exit_code_of(problem: Exception) -> int:
+    """Print the user's errors; anything else is a bug of ours and keeps its traceback."""
+    from sexpgpu.errors import Diagnostics, Error
+
+    if isinstance(problem, (Error, Diagnostics)):
+        sys.stdout.flush()
+        sys.stderr.write(problem.render() + "\n")
+        return 1
+    from sexpgpu.train.stopping import Stopped
+
+    if isinstance(problem, Stopped):
+        return problem.exit_code
+    raise problem

@@ -1,0 +1,206 @@
+"""From a file and its settings to a finished run: what `sexpgpu run` and `Experiment.train` do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sexpgpu.device import Device, choose, open_device
+from sexpgpu.errors import Diagnostics, Error
+from sexpgpu.lang.printer import print_form
+from sexpgpu.lang.program import Program, load_program
+from sexpgpu.passes.elaborate import elaborate
+from sexpgpu.passes.experiment import Experiment
+from sexpgpu.settings import Settings, Sources, read_file, resolve
+from sexpgpu.train.flatten import flatten
+from sexpgpu.train.folder import RunFolder, create_run_folder, writing
+from sexpgpu.train.identity import NUMERICS_VERSION, experiment_hash, graph_text
+from sexpgpu.train.loop import Outcome, Training
+from sexpgpu.train.model import initial_parameters
+from sexpgpu.train.progress import Progress
+from sexpgpu.train.session import Session, header, lowering_report, memory_line, prepare
+from sexpgpu.train.status import replace_json
+from sexpgpu.train.stopping import StopRequest
+
+SMOKE = "smoke"
+# What a launcher says of the number of its processes.
+WORLD_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for. `sets` are KEY=VALUE; `flags` are settings given on the command line, by name."""
+
+    file: Path
+    variants: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
+    run: str | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    allow_outside: bool = False
+
+    @property
+    def source(self) -> str:
+        """File and variants, as the header shows them."""
+        return ", ".join([self.file.name, *(f"variant {variant}" for variant in self.variants)])
+
+
+def read_program(request: Request) -> Program:
+    """The file's definitions. A variant smoke that the file does not have gets the line of the devices page."""
+    program = load_program(
+        request.file, request.variants, request.sets, request.run, allow_outside=request.allow_outside
+    )  # fmt: skip
+    if SMOKE in request.variants and SMOKE not in variants_of(program):
+        for problem in program.problems:
+            if problem.code == "E-NAME-006" and SMOKE in problem.message:
+                problem.notes.append(no_smoke_line(request.file))
+    return program
+
+
+def variants_of(program: Program) -> list[str]:
+    return [definition.name for definition in program.of_kind("variant")]
+
+
+def no_smoke_line(file: Path) -> str:
+    return f"no smoke variant: check it on the GPU with sexpgpu run {file} --device cuda --steps 3"
+
+
+def early_settings(request: Request, environment: Mapping[str, str] | None = None) -> Settings:
+    """The settings as far as they are known before the file is read."""
+    return resolve(_sources(request, environment, {}))
+
+
+def final_settings(request: Request, experiment: Experiment, environment: Mapping[str, str] | None = None) -> Settings:
+    """All settings, the run's own options among them."""
+    options = experiment.options
+    run = {"seed": options.seed, "steps": options.steps, "precision": options.precision}
+    return resolve(_sources(request, environment, run))
+
+
+def _sources(request: Request, environment: Mapping[str, str] | None, run: Mapping[str, Any]) -> Sources:
+    file, path = read_file(request.file.parent)
+    return Sources(request.flags, os.environ if environment is None else environment, run, file, path)
+
+
+def refuse_ranks(environment: Mapping[str, str]) -> None:
+    """Several processes of one launch would each train alone and write the same folders."""
+    sizes = {name: environment[name] for name in WORLD_SIZES if environment.get(name, "1") != "1"}
+    for name, size in sizes.items():
+        raise Error(
+            "E-DEV-002",
+            f"{name}={size}: this launch has several ranks, this version runs one",
+            notes=["start it without mpirun"],
+        )
+
+
+def run(request: Request, progress: Progress, stop: StopRequest | None = None) -> Outcome:
+    """Train, from the file to the last line. Raises Error, Diagnostics, Stopped."""
+    refuse_ranks(os.environ)
+    early = early_settings(request)
+    choice = choose(early)
+    if choice.kind == "cuda":
+        open_device(choice, early)
+    program = read_program(request)
+    experiment = elaborate(program)
+    settings = final_settings(request, experiment)
+    if choice.reason:
+        progress.line(choice.reason)
+    return train(request, program, experiment, settings, open_device(choice, settings), progress, stop or StopRequest())
+
+
+def train(
+    request: Request,
+    program: Program,
+    experiment: Experiment,
+    settings: Settings,
+    device: Device,
+    progress: Progress,
+    stop: StopRequest,
+) -> Outcome:
+    """Everything after elaboration: plan, folder, initial values, loop, last words."""
+    session = prepare(experiment, settings, device)
+    text = graph_text(experiment)
+    digest = experiment_hash(experiment, text)
+    progress.line(header(session, request.source, digest))
+    progress.line(lowering_report(session))
+    if experiment.options.diagnostics:
+        progress.line("diagnostics are not written by this version: " + ", ".join(experiment.options.diagnostics))
+    folder = create_run_folder(settings.out, request.name or experiment.name, digest)
+    with writing(folder):
+        progress.log_to(folder.log)
+        _describe(folder, request, program, settings, text)
+        session.model.start(initial_parameters(experiment, settings.seed, settings.threads))
+        stop.watch(folder.stop)
+        try:
+            outcome = Training(session, folder, progress, stop, _facts(session, digest)).run()
+        finally:
+            progress.line(f"results: {folder.path}")
+            progress.line(memory_line(device.peak_bytes(), session.memory.planned))
+            progress.close()
+    return outcome
+
+
+def _facts(session: Session, digest: str) -> dict[str, Any]:
+    """What state.json holds beside the step: enough to go on, and to see what differs."""
+    options = session.experiment.options
+    return {
+        "total-steps": session.total_steps,
+        "microbatches": session.microbatches,
+        "global-batch": options.global_batch,
+        "ranks": 1,
+        "nodes": 1,
+        "seed": session.settings.seed,
+        "experiment-hash": digest,
+        "numerics": NUMERICS_VERSION,
+        "device": session.device.description,
+        "stacking": 1,
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    import sexpgpu
+
+    names = ("numpy", "numba", "llvmlite")
+    return {"sexpgpu": sexpgpu.__version__, "python": platform.python_version(), **{n: version(n) for n in names}}
+
+
+def _describe(folder: RunFolder, request: Request, program: Program, settings: Settings, text: str) -> None:
+    """The files that say what this run is."""
+    folder.experiment.write_text(flatten(program), encoding="utf-8")
+    folder.graph.write_text(text, encoding="utf-8")
+    asked = {
+        "file": str(request.file),
+        "variants": list(request.variants),
+        "set": list(request.sets),
+        "run": request.run,
+    }
+    replace_json(folder.settings, {**asked, "hypers": hypers(program), "settings": settings.plain()})
+    environment = {name: value for name, value in os.environ.items() if name.startswith(("SEXPGPU_", "OMP_"))}
+    facts = {
+        "argv": sys.argv,
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "threads": settings.threads,
+    }
+    replace_json(folder.environment, {**facts, "versions": versions(), "variables": environment})
+
+
+def hypers(program: Program) -> dict[str, str]:
+    """The value in force of every hyperparameter, as it would be written."""
+    made = {}
+    for definition in program.of_kind("hyper"):
+        overrides = program.overrides.get(definition.name, ())
+        made[definition.name] = print_form(overrides[-1].value if overrides else definition.matched.one("VALUE"))
+    return made
+
+
+def problems_of(error: Error | Diagnostics) -> Sequence[Error]:
+    return error.errors if isinstance(error, Diagnostics) else [error]

@@ -1,0 +1,198 @@
+"""The training loop: step, record, evaluation, checkpoint, in this order, until the end or a request to stop."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sexpgpu.errors import Error
+from sexpgpu.passes.experiment import Checkpoint, Stop
+from sexpgpu.train import checkpoint
+from sexpgpu.train.folder import RunFolder
+from sexpgpu.train.metrics import MetricsWriter
+from sexpgpu.train.progress import Progress
+from sexpgpu.train.session import Session, lowering_report, memory_annotation
+from sexpgpu.train.status import State, Status, StatusWriter
+from sexpgpu.train.step import StepResult
+from sexpgpu.train.stopping import Stopped, StopRequest
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: its last step, loss and evaluations."""
+
+    path: Path
+    step: int
+    loss: float | None
+    evaluations: Mapping[str, float] = field(default_factory=dict)
+
+
+class Training:
+    """One run in its folder."""
+
+    def __init__(
+        self,
+        session: Session,
+        folder: RunFolder,
+        progress: Progress,
+        request: StopRequest,
+        facts: Mapping[str, Any],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.session, self.folder, self.progress, self.request, self.facts = session, folder, progress, request, facts
+        self.clock = clock
+        self.metrics = MetricsWriter(folder.metrics)
+        self.status = StatusWriter(folder.status)
+        self.total = session.total_steps
+        self.loss: float | None = None
+        self.evaluations: dict[str, float] = {}
+        self.stopper = Patience(session.experiment.options.stop)
+        self.best = Best(session.experiment.options.checkpoint)
+        self._saved: int | None = None
+        self._begin = clock()
+
+    def run(self) -> Outcome:
+        """Train to the end. The status file says how it ended, whatever happens."""
+        step = 0
+        try:
+            self._annotate()
+            self.progress.start(self.total)
+            for step in range(1, self.total + 1):
+                self._say("running", step - 1)
+                self._step(step)
+                if self.stopper.reached:
+                    break
+                self._stop_if_asked(step)
+            self._save(step)
+        except Stopped:
+            self._say("interrupted", step)
+            raise
+        except Error as error:
+            self._say("failed", step, error.code)
+            raise
+        except BaseException:
+            self._say("failed", step)
+            raise
+        finally:
+            self.metrics.close()
+        self._say("done", step)
+        return Outcome(self.folder.path, step, self.loss, dict(self.evaluations))
+
+    def _annotate(self) -> None:
+        self.metrics.write(memory_annotation(self.session))
+        self.metrics.write({"kind": "annotation", "name": "stacking", "degree": 1, "how": "a call is one microbatch"})
+        rows = {name: asdict(lowering) for name, lowering in self.session.lowerings.items()}
+        self.metrics.write(
+            {"kind": "annotation", "name": "lowering", "device": self.session.device.description, "graphs": rows}
+        )
+        self.folder.lowering.write_text(lowering_report(self.session) + "\n", encoding="utf-8")
+
+    def _step(self, step: int) -> None:
+        begin = time.perf_counter()
+        result = self.session.step.run(step)
+        seconds = time.perf_counter() - begin
+        self.loss = result.loss
+        record = self._record(step, result, seconds)
+        if step % self.session.experiment.options.log_every == 0 or step == self.total:
+            self.metrics.write(record)
+        self.progress.step(step, self.total, record)
+        self._evaluate(step)
+        options = self.session.experiment.options.checkpoint
+        if options is not None and step % options.every == 0 and step != self.total:
+            self._save(step)
+
+    def _record(self, step: int, result: StepResult, seconds: float) -> dict[str, Any]:
+        feed = self.session.step.feed
+        examples = sum(feed.portions.real(step, microbatch) for microbatch in range(feed.microbatches(step)))
+        record: dict[str, Any] = {"kind": "step", "step": step, "time": self.clock(), "train/loss": result.loss}
+        if result.learning_rate is not None:
+            record["train/lr"] = result.learning_rate
+        record["train/grad_norm"] = result.gradient_norm
+        record["throughput/tokens_per_s"] = examples * self.session.tokens_per_example / seconds
+        record["runtime/peak_bytes"] = self.session.device.peak_bytes()
+        record["runtime/step_ms"] = seconds * 1e3
+        return record
+
+    def _evaluate(self, step: int) -> None:
+        for evaluator in self.session.evaluators:
+            if evaluator.due(step, self.total):
+                found = evaluator.run(step, self.total)
+                self.evaluations |= found
+                self.metrics.write({"kind": "eval", "step": step, "time": self.clock(), **found})
+                words = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
+                self.progress.line(f"step {step:>{len(str(self.total))}}/{self.total}  {words}")
+                self.stopper.see(found)
+                self.best.see(found, step)
+
+    def _stop_if_asked(self, step: int) -> None:
+        if self.request.asked() and step < self.total:
+            self._save(step)
+            self.progress.line(f"stopped after step {step}")
+            raise Stopped(self.request.exit_code or 0)
+
+    def _save(self, step: int) -> None:
+        """Write a checkpoint of this step, then remove those that `:keep` does not keep."""
+        if self._saved == step:
+            return
+        self._say("checkpointing", step)
+        model, folder = self.session.model, self.folder
+        state = {"step": step, **self.facts}
+        copies = [path for path in (folder.experiment, folder.settings, folder.graph) if path.exists()]
+        path = checkpoint.save(folder.checkpoints, step, model.read_parameters(), model.read_states(), state, copies)
+        self.metrics.write({"kind": "annotation", "name": "checkpoint", "step": step, "path": path.name})
+        self._saved = step
+        options = self.session.experiment.options.checkpoint
+        if options is not None and options.keep is not None:
+            best = [] if self.best.step is None else [folder.checkpoints / checkpoint.folder_name(self.best.step)]
+            checkpoint.prune(folder.checkpoints, options.keep, best)
+
+    def _say(self, state: State, step: int, code: str | None = None) -> None:
+        eta = (self.clock() - self._begin) / step * (self.total - step) if step else None
+        loss = self.loss if self.loss is not None and math.isfinite(self.loss) else None
+        self.status.update(
+            Status(state, step, self.total, os.getpid(), socket.gethostname(), loss=loss, eta=eta, code=code)
+        )
+
+
+class Patience:
+    """`:stop (patience 5 held-out/loss)`: so many evaluations without a lower value end the run."""
+
+    def __init__(self, stop: Stop | None) -> None:
+        self.stop = stop
+        self.lowest = math.inf
+        self.waited = 0
+
+    @property
+    def reached(self) -> bool:
+        return self.stop is not None and self.waited >= self.stop.patience
+
+    def see(self, found: Mapping[str, float]) -> None:
+        if self.stop is None or self.stop.record not in found:
+            return
+        value = found[self.stop.record]
+        self.waited = 0 if value < self.lowest else self.waited + 1
+        self.lowest = min(self.lowest, value)
+
+
+class Best:
+    """`:best held-out/loss min`: the step whose checkpoint is kept beside the newest."""
+
+    def __init__(self, options: Checkpoint | None) -> None:
+        self.rule: tuple[str, str] | None = None if options is None else options.best
+        self.every: int = 1 if options is None else options.every
+        self.value: float | None = None
+        self.step: int | None = None
+
+    def see(self, found: Mapping[str, float], step: int) -> None:
+        if self.rule is None or self.rule[0] not in found or step % self.every:
+            return
+        value = found[self.rule[0]]
+        better = self.value is None or (value < self.value if self.rule[1] == "min" else value > self.value)
+        if better:
+            self.value, self.step = value, step

@@ -1,0 +1,208 @@
+"""A run from its experiment to its folder: everything that is made ready before the first step, and the first words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from sexpgpu.device import Device, Lowering
+from sexpgpu.errors import Error
+from sexpgpu.ir.graph import Graph
+from sexpgpu.passes.experiment import Experiment
+from sexpgpu.passes.pipeline import evaluation_graphs, training_graph, update_graph
+from sexpgpu.settings import Settings
+from sexpgpu.train.evaluation import Evaluator
+from sexpgpu.train.feed import Feed, passing_feed, training_feed
+from sexpgpu.train.model import Model, parameter_count
+from sexpgpu.train.progress import size_words
+from sexpgpu.train.step import Graphs, Step
+
+# Width of the names in the lowering report.
+NAME_WIDTH = 26
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes that the run holds at once, by what they are for; `peak_at` is the graph whose values need most."""
+
+    parameters: int
+    optimizer: int
+    gradients: int
+    constants: int
+    cached: int
+    workspaces: int
+    live: int
+    peak_at: str
+
+    @property
+    def planned(self) -> int:
+        parts = (
+            self.parameters,
+            self.optimizer,
+            self.gradients,
+            self.constants,
+            self.cached,
+            self.workspaces,
+            self.live,
+        )
+        return sum(parts)
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run that is ready for its first step. `tokens_per_step`: examples where the data has no sequences."""
+
+    experiment: Experiment
+    settings: Settings
+    device: Device
+    model: Model
+    step: Step
+    evaluators: tuple[Evaluator, ...]
+    total_steps: int
+    tokens_per_example: int
+    microbatches: int
+    lowerings: Mapping[str, Lowering]
+    memory: MemoryPlan
+
+
+def prepare(experiment: Experiment, settings: Settings, device: Device) -> Session:
+    """Plan and lower every graph of the run, evaluations included; no parameter has a value yet."""
+    refuse_unready(experiment, settings)
+    options = experiment.options
+    whole_epochs = options.epochs is not None and settings.steps is None
+    spec = experiment.loaders[options.data]
+    graphs = Graphs(training_graph(experiment), update_graph(experiment))
+    feed = training_feed(
+        spec, graphs.training, settings.seed, settings.cache, options.microbatches, options.global_batch, whole_epochs
+    )
+    total = total_steps(experiment, settings, feed)
+    model = Model(device, experiment)
+    step = Step(device, experiment, graphs, model, feed, settings.seed, total)
+    evaluators = tuple(_evaluators(experiment, settings, device, model))
+    lowerings = {"train": step.training.lowering, "update": step.update.lowering}
+    lowerings |= {e.evaluation.loader: e.executable.lowering for e in evaluators}
+    memory = memory_plan(model, step, evaluators, lowerings)
+    if memory.planned > device.free_bytes():
+        message = f"the run needs {size_words(memory.planned)}, {size_words(device.free_bytes())} are free"
+        raise Error("E-MEM-001", message, notes=["a smaller :batch, or a smaller model"])
+    microbatches = feed.microbatches(1)
+    tokens = spec.seq or 1
+    return Session(
+        experiment, settings, device, model, step, evaluators, total, tokens, microbatches, lowerings, memory
+    )  # fmt: skip
+
+
+def refuse_unready(experiment: Experiment, settings: Settings) -> None:
+    """What the language has and this version does not run is an error, never something else instead."""
+    if settings.precision == "float16":
+        raise Error("E-DEV-001", "precision float16 needs cuda", notes=["take --precision off"])
+    if settings.precision != "off":
+        raise Error("E-RUN-007", f"precision {settings.precision} is not available yet", notes=["take --precision off"])
+    if experiment.options.ema is not None:
+        raise Error("E-RUN-007", ":ema is not available yet", notes=["leave it out"])
+
+
+def total_steps(experiment: Experiment, settings: Settings, feed: Feed) -> int:
+    """`--steps`, else the run's steps, else those of its epochs."""
+    if settings.steps is not None:
+        return settings.steps
+    assert experiment.options.epochs is not None
+    return experiment.options.epochs * feed.portions.steps_per_epoch
+
+
+def _evaluators(experiment: Experiment, settings: Settings, device: Device, model: Model) -> list[Evaluator]:
+    graphs: dict[str, Graph] = evaluation_graphs(experiment)
+    made = []
+    for evaluation in experiment.options.evaluations:
+        graph = graphs[evaluation.loader]
+        feed = passing_feed(experiment.loaders[evaluation.loader], graph, settings.seed, settings.cache)
+        made.append(Evaluator(device, model, evaluation, graph, feed, settings.seed))
+    return made
+
+
+def memory_plan(
+    model: Model, step: Step, evaluators: tuple[Evaluator, ...], lowerings: Mapping[str, Lowering]
+) -> MemoryPlan:
+    """What the run holds. Graphs share one arena, as they never run at once: the largest counts."""
+    peak_at = max(lowerings, key=lambda name: lowerings[name].arena_bytes)
+    fields = [memory.type.size_bytes for memory in step.fields.values()]
+    fields += [memory.type.size_bytes for evaluator in evaluators for memory in evaluator.fields.values()]
+    return MemoryPlan(
+        parameters=sum(4 * prod(p.shape) for p in model.experiment.parameters),
+        optimizer=sum(4 * prod(s.shape) for s in model.experiment.states),
+        gradients=step.gradients.size_bytes,
+        constants=0,
+        cached=0,
+        workspaces=sum(fields) + max(lowering.workspace_bytes for lowering in lowerings.values()),
+        live=lowerings[peak_at].arena_bytes,
+        peak_at=peak_at,
+    )
+
+
+def header(session: Session, source: str, digest: str) -> str:
+    """The first words of a run: experiment, device, parameters, step."""
+    experiment, feed = session.experiment, session.step.feed
+    count = parameter_count(experiment)
+    fixed = sum(prod(p.shape) for p in experiment.parameters if not p.trainable)
+    trained = f", {fixed:,} not trained" if fixed else ""
+    tokens = feed.portions.step_examples * session.tokens_per_example
+    shape = f"{session.microbatches} × {feed.portions.batch}" + (
+        f" × {session.tokens_per_example}" if session.tokens_per_example > 1 else ""
+    )
+    unit = "tokens" if session.tokens_per_example > 1 else "examples"
+    rows = {
+        "experiment": f"{experiment.name} ({source}), hash {digest[:8]}",
+        "device": f"{session.device.description}, 1 rank",
+        "parameters": f"{count:,} in {len(experiment.parameters)} tensors{trained}",
+        "a step": f"{tokens:,} {unit} ({shape}), {session.total_steps:,} steps",
+    }
+    return "\n".join(f"{name:<12}{words}" for name, words in rows.items())
+
+
+def lowering_report(session: Session) -> str:
+    """The report of the devices page."""
+    lines = [f"lowering: {session.device.description}"]
+    for name, lowering in session.lowerings.items():
+        lines.append(report_row(name, lowering_words(lowering)))
+        lines += [report_row("", note) for note in lowering.notes]
+    memory = f"{size_words(session.memory.planned)} of {size_words(session.device.free_bytes())} free"
+    return "\n".join(
+        [*lines, report_row("memory", memory), report_row("stacking", "1: a call of the graph is one microbatch")]
+    )
+
+
+def report_row(name: str, words: str) -> str:
+    return f"  {name:<{NAME_WIDTH - 2}}  {words}".rstrip()
+
+
+def lowering_words(lowering: Lowering) -> str:
+    words = f"{lowering.nodes} nodes, {lowering.kernels} kernels ({lowering.fused} fused)"
+    if lowering.products:
+        words += f", {lowering.products} products ({lowering.product_engine})"
+    return words
+
+
+def memory_line(peak: int, planned: int) -> str:
+    """The last line of a run."""
+    change = (peak / planned - 1) * 100 if planned else 0.0
+    return f"memory: peak {size_words(peak)} of {size_words(planned)} planned ({change:+.1f}%)"
+
+
+def memory_annotation(session: Session) -> dict[str, Any]:
+    memory = session.memory
+    return {
+        "kind": "annotation",
+        "name": "memory",
+        "parameters": memory.parameters,
+        "optimizer": memory.optimizer,
+        "gradients": memory.gradients,
+        "constants": memory.constants,
+        "cached": memory.cached,
+        "workspaces": memory.workspaces,
+        "live": memory.live,
+        "planned": memory.planned,
+        "free": session.device.free_bytes(),
+        "peak_at": memory.peak_at,
+    }
