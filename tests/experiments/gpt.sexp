@@ -31,7 +31,7 @@
 (defloader recorded
   (arrays "../data/pytorch/gpt.batches.safetensors" :batch batch :order file))
 
-(defrun gpt
+(defrun twenty-steps
   :data           recorded
   :loss           (cross-entropy (gpt tokens) targets)
   :predict        (gpt tokens)

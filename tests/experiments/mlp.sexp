@@ -12,7 +12,7 @@
 (defloader recorded
   (arrays "../data/pytorch/mlp.batches.safetensors" :batch batch :order file))
 
-(defrun mlp
+(defrun twenty-steps
   :data      recorded
   :loss      (cross-entropy (mlp x) y)
   :predict   (mlp x)

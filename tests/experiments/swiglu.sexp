@@ -35,7 +35,7 @@
 (defloader recorded
   (arrays "../data/pytorch/swiglu.batches.safetensors" :batch batch :order file))
 
-(defrun swiglu
+(defrun twenty-steps
   :data      recorded
   :loss      (cross-entropy (decoder tokens) targets)
   :predict   (decoder tokens)
