@@ -1,0 +1,35 @@
+; Layers with parameters.
+
+(deflayer linear (x out &key (bias true) (init nil))
+  (let* ((in (dim x -1))
+         (bound (if (= in 0) 0 (/ 1 (sqrt in))))
+         (start (uniform (- bound) bound))
+         (y (matmul x (param "weight" [in out] (if (= init nil) start init)))))
+    (if bias (+ y (param "bias" [out] start)) y)))
+
+(defun embed (table ids) (take table ids :axis 0))
+
+(defregion layernorm-region (x gain bias eps)
+  (let* ((centred (- x (mean x :axis -1 :keep true)))
+         (y (* (* centred (rsqrt (+ (mean (square centred) :axis -1 :keep true) eps))) gain)))
+    (if (= bias nil) y (+ y bias))))
+(deflayer layernorm (x &key (eps 1e-5) (bias true))
+  (let* ((gain (param "gain" [(dim x -1)] ones))
+         (shift (if bias (param "bias" [(dim x -1)] zeros) nil)))
+    (layernorm-region x gain shift eps)))
+
+(defregion rmsnorm-region (x gain eps)
+  (* (* x (rsqrt (+ (mean (square x) :axis -1 :keep true) eps))) gain))
+(deflayer rmsnorm (x &key (eps 1e-5))
+  (rmsnorm-region x (param "gain" [(dim x -1)] ones) eps))
+
+(defun as-channels (v x)
+  (reshape v (append [(dim x 1)] (map (fn (i) 1) (range 2 (rank x))))))
+(deflayer groupnorm (x groups &key (eps 1e-5))
+  (assert (= (mod (dim x 1) groups) 0) "groupnorm: the channels do not divide by the groups" groups)
+  (let* ((grouped (reshape x [(dim x 0) groups -1]))
+         (centred (- grouped (mean grouped :axis -1 :keep true)))
+         (y (* centred (rsqrt (+ (mean (square centred) :axis -1 :keep true) eps))))
+         (gain (param "gain" [(dim x 1)] ones))
+         (bias (param "bias" [(dim x 1)] zeros)))
+    (+ (* (reshape y (shape x)) (as-channels gain x)) (as-channels bias x))))

@@ -1,0 +1,27 @@
+; Losses: only the class or feature axis is reduced.
+
+; Negative targets are no indices where they are ignored.
+(defregion cross-entropy-region (logits targets label-smoothing ignore)
+  (let* ((x (cast logits f32))
+         (ignored (if (= ignore nil) nil (= targets ignore)))
+         (index (if (= ignore nil) targets (where ignored 0 targets)))
+         (z (- x (largest x -1)))
+         (total (log (sum (exp z) :axis -1)))
+         (picked (squeeze (gather z (expand-dims index -1) :axis -1) -1))
+         (loss (if (= label-smoothing 0)
+                 (- total picked)
+                 (- total (+ (* (- 1 label-smoothing) picked) (* label-smoothing (mean z :axis -1)))))))
+    (if (= ignore nil) loss (where ignored 0 loss))))
+(defun cross-entropy (logits targets &key (label-smoothing 0) (ignore nil))
+  (cross-entropy-region logits targets label-smoothing ignore))
+
+(defun binary-cross-entropy (logits targets)
+  (+ (- (maximum logits 0) (* logits targets)) (log1p (exp (neg (abs logits))))))
+
+(defun mse (a b) (square (- a b)))
+
+(defun huber (a b &key (delta 1.0))
+  (let ((e (abs (- a b))))
+    (where (<= e delta) (* 0.5 (square e)) (* delta (- e (* 0.5 delta))))))
+
+(defun kl-divergence (log-p log-q) (sum (* (exp log-p) (- log-p log-q)) :axis -1))

@@ -1,0 +1,278 @@
+"""An experiment's file as one value: all definitions by name, the prelude's, and what variants and --set replace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from sexpgpu.errors import Diagnostics, Error, nearest
+from sexpgpu.lang.expand import Expansion, expand
+from sexpgpu.lang.forms import Form, Keyword, Listing, Symbol, Text
+from sexpgpu.lang.grammar import DEFINITIONS, RUN_KEYS, SPECIAL_FORMS, TOP_FORMS, Matched, split_keywords, take_apart
+from sexpgpu.lang.reader import load_source, read
+from sexpgpu.source import Source, command_line_span
+
+PRELUDE_FOLDER = Path(__file__).parent / "prelude"
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One top-level definition. `kind` is its form's head without `def`: hyper, def, un, layer, region, loader …"""
+
+    name: str
+    kind: str
+    matched: Matched
+    prelude: bool
+
+    @property
+    def form(self) -> Listing:
+        return self.matched.form
+
+
+@dataclass(frozen=True)
+class Override:
+    """A value that replaces another: its form, and who says so (`variant smoke`, `--set`)."""
+
+    value: Form
+    origin: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """`overrides` hold per hyper what replaces its default, later ones first in force; `run_overrides` the options of
+    the chosen run; `problems` what is wrong so far (elaboration reports it with its own)."""
+
+    source: Source
+    sources: tuple[Source, ...]
+    definitions: Mapping[str, Definition]
+    prelude: Mapping[str, Definition]
+    asserts: tuple[Matched, ...]
+    overrides: Mapping[str, tuple[Override, ...]]
+    run_overrides: Mapping[str, Override]
+    run: str | None
+    variants: tuple[str, ...]
+    problems: tuple[Error, ...]
+
+    def find(self, name: str, prelude: bool) -> Definition | None:
+        """What a name means: prelude names resolve in the prelude, a user's definition comes first in the user's files."""
+        found = None if prelude else self.definitions.get(name)
+        return found or self.prelude.get(name)
+
+    def of_kind(self, kind: str) -> list[Definition]:
+        return [d for d in self.definitions.values() if d.kind == kind]
+
+    @property
+    def shadowed(self) -> list[str]:
+        """The prelude names that the user's files define again."""
+        return [name for name in self.definitions if name in self.prelude]
+
+
+def load_program(
+    path: Path,
+    variants: Sequence[str] = (),
+    sets: Sequence[str] = (),
+    run: str | None = None,
+    *,
+    allow_outside: bool = False,
+) -> Program:
+    """The program of a file. `sets` are texts KEY=VALUE. Raises Diagnostics where it cannot be read."""
+    try:
+        source = load_source(path)
+    except Error as error:
+        raise Diagnostics([error]) from None
+    return program_of(source, variants, sets, run, allow_outside=allow_outside)
+
+
+def program_of(
+    source: Source,
+    variants: Sequence[str] = (),
+    sets: Sequence[str] = (),
+    run: str | None = None,
+    *,
+    allow_outside: bool = False,
+) -> Program:
+    """The program of a text that is already there."""
+    expansion = expand(source, allow_outside)
+    if any(error.code.startswith("E-READ") for error in expansion.errors):
+        raise Diagnostics(expansion.errors)
+    collected = _Collected(expansion)
+    overrides = _Overrides(collected, variants, sets)
+    return Program(
+        source=source,
+        sources=tuple(expansion.sources),
+        definitions=collected.definitions,
+        prelude=load_prelude(),
+        asserts=tuple(collected.asserts),
+        overrides={name: tuple(made) for name, made in overrides.hypers.items()},
+        run_overrides=overrides.run,
+        run=run,
+        variants=tuple(variants),
+        problems=(*expansion.errors, *collected.errors, *overrides.errors),
+    )
+
+
+@cache
+def load_prelude() -> Mapping[str, Definition]:
+    """The prelude's definitions by name."""
+    made: dict[str, Definition] = {}
+    for path in sorted(PRELUDE_FOLDER.glob("*.sexp")):
+        source = Source(f"prelude/{path.name}", path.read_text(encoding="utf-8"), None, prelude=True)
+        for form in read(source):
+            assert isinstance(form, Listing)
+            definition = _definition(form, prelude=True)
+            assert definition.name not in made, definition.name
+            made[definition.name] = definition
+    return made
+
+
+def _definition(form: Listing, prelude: bool) -> Definition:
+    head = form.head or ""
+    matched = take_apart(form, DEFINITIONS[head])
+    return Definition(matched.name(), head.removeprefix("def") or "def", matched, prelude)
+
+
+class _Collected:
+    """The top-level definitions of all files, in any order."""
+
+    def __init__(self, expansion: Expansion) -> None:
+        self.definitions: dict[str, Definition] = {}
+        self.asserts: list[Matched] = []
+        self.errors: list[Error] = []
+        for form in expansion.forms:
+            try:
+                self._take(form)
+            except Error as error:
+                self.errors.append(error)
+
+    def _take(self, form: Form) -> None:
+        head = form.head if isinstance(form, Listing) else None
+        if head == "assert":
+            assert isinstance(form, Listing)
+            self.asserts.append(take_apart(form, TOP_FORMS["assert"]))
+            return
+        known = [name for name in DEFINITIONS if name != "defregion"]
+        if not isinstance(form, Listing) or head not in known:
+            close = nearest(head, [*known, *TOP_FORMS]) if head else None
+            notes = [f"did you mean {close}?"] if close else [f"definitions are {', '.join(known)}"]
+            raise Error("E-SYN-004", f"{head or 'this'} is no definition", form.span, notes=notes)
+        definition = _definition(form, prelude=False)
+        place = definition.matched.one("NAME").span
+        before = self.definitions.get(definition.name)
+        if before is not None:
+            notes = [f"first defined at {before.form.span.place}"]
+            raise Error("E-NAME-002", f"{definition.name} is defined twice", place, notes=notes)
+        if definition.name in SPECIAL_FORMS or definition.name in DEFINITIONS:
+            raise Error("E-NAME-002", f"{definition.name} is a form of the language", place, notes=["take another name"])
+        self.definitions[definition.name] = definition
+
+
+class _Overrides:
+    """What variants (in their order), then --set replace."""
+
+    def __init__(self, collected: _Collected, variants: Iterable[str], sets: Iterable[str]) -> None:
+        self.definitions = collected.definitions
+        self.hypers: dict[str, list[Override]] = {}
+        self.run: dict[str, Override] = {}
+        self.errors: list[Error] = []
+        chosen = list(variants)
+        # Variants that are not chosen are checked all the same.
+        for definition in self.definitions.values():
+            if definition.kind == "variant":
+                self._guard(self._variant, definition, False)
+        for name in chosen:
+            self._guard(self._chosen, name)
+        for text in sets:
+            self._guard(self._set, text)
+
+    def _guard(self, take: object, *arguments: object) -> None:
+        assert callable(take)
+        try:
+            take(*arguments)
+        except Error as error:
+            if all((error.code, error.span) != (e.code, e.span) for e in self.errors):
+                self.errors.append(error)
+
+    def _chosen(self, name: str) -> None:
+        definition = self.definitions.get(name)
+        if definition is None or definition.kind != "variant":
+            known = [d.name for d in self.definitions.values() if d.kind == "variant"]
+            close = nearest(name, known)
+            notes = [f"did you mean {close}?"] if close else [f"variants: {', '.join(known) or 'none'}"]
+            raise Error("E-NAME-006", f"no variant {name}", command_line_span(name), notes=notes)
+        self._variant(definition, True)
+
+    def _variant(self, definition: Definition, apply: bool) -> None:
+        for item in definition.matched.parts["(HYPER VALUE)"]:
+            assert isinstance(item, Listing)
+            if item.head == "run":
+                self._run_options(item, definition.name, apply)
+                continue
+            if len(item.items) != 2 or not isinstance(item.items[0], Symbol):
+                usage = DEFINITIONS["defvariant"].usage
+                raise Error("E-SYN-001", "defvariant: a replacement is (HYPER VALUE)", item.span, notes=[f"the form is {usage}"])
+            name = item.items[0].name
+            if self._hyper(name) is None:
+                self._guard(self._no_hyper, name, item.items[0])
+            elif apply:
+                self.hypers.setdefault(name, []).append(Override(item.items[1], f"variant {definition.name}"))
+
+    def _run_options(self, item: Listing, variant: str, apply: bool) -> None:
+        positional, keywords = split_keywords(item, item.items[1:], "run")
+        if positional:
+            raise Error("E-SYN-001", "a variant's (run …) holds :KEY VALUE pairs", positional[0].span)
+        keys = {i.name: i for i in item.items if isinstance(i, Keyword)}
+        for key, value in keywords.items():
+            if key not in RUN_KEYS:
+                raise unknown_run_key(key, keys[key])
+            if apply:
+                self.run[key] = Override(value, f"variant {variant}")
+
+    def _hyper(self, name: str) -> Definition | None:
+        definition = self.definitions.get(name)
+        return definition if definition is not None and definition.kind == "hyper" else None
+
+    def _no_hyper(self, name: str, at: Form) -> None:
+        known = [d.name for d in self.definitions.values() if d.kind == "hyper"]
+        close = nearest(name, known)
+        notes = [f"did you mean {close}?"] if close else [f"hyperparameters: {', '.join(known) or 'none'}"]
+        raise Error("E-NAME-006", f"no hyperparameter {name}", at.span, notes=notes)
+
+    def _set(self, text: str) -> None:
+        key, equals, value = text.partition("=")
+        span = command_line_span(text)
+        if not equals or not key:
+            raise Error("E-RUN-004", f"--set {text} is not KEY=VALUE", span)
+        if key.startswith("run."):
+            name = key.removeprefix("run.")
+            if name not in RUN_KEYS:
+                raise unknown_run_key(name, Symbol(text, span))
+            self.run[name] = Override(_value(value, text, wants_text=False), "--set")
+            return
+        definition = self._hyper(key)
+        if definition is None:
+            self._no_hyper(key, Symbol(text, span))
+            return
+        made = _value(value, text, isinstance(definition.matched.one("VALUE"), Text))
+        self.hypers.setdefault(key, []).append(Override(made, "--set"))
+
+
+def unknown_run_key(key: str, at: Form) -> Error:
+    """E-RUN-002 with the nearest key of a run."""
+    close = nearest(key, RUN_KEYS)
+    notes = [f"did you mean :{close}?"] if close else [f"keys of a run: {' '.join(':' + k for k in RUN_KEYS)}"]
+    return Error("E-RUN-002", f"a run has no key :{key}", at.span, notes=notes)
+
+
+def _value(value: str, text: str, wants_text: bool) -> Form:
+    """The form of a value typed on the command line; where the default is a text, quotes may be left out."""
+    if wants_text and not value.startswith('"'):
+        return Text(value, command_line_span(text))
+    try:
+        forms = read(Source("<command line>", value))
+    except Diagnostics as problems:
+        raise problems.errors[0] from None
+    if len(forms) != 1:
+        raise Error("E-RUN-004", f"--set {text}: one value is needed", command_line_span(text))
+    return forms[0]

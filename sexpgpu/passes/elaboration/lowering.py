@@ -1,0 +1,161 @@
+"""From the language's operands to the IR's: promotion of dtypes, NumPy's broadcasting, numbers as constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.ir.host import FUNCTIONS
+from sexpgpu.ir.types import FLOATS, INTEGERS, Dtype, TensorType, promote
+from sexpgpu.passes.elaboration.numbers import number_operation
+from sexpgpu.passes.elaboration.values import Labels, Problem, Scalar, Value, describe, is_number, plain
+
+RANGES = {"i32": (-(1 << 31), (1 << 31) - 1), "i64": (-(1 << 63), (1 << 63) - 1), "u8": (0, 255), "u32": (0, (1 << 32) - 1)}
+# Operations that compute in floats: integers are cast to f32 first.
+_FLOAT_ONLY = frozenset(
+    ("exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "erf", "div", "isfinite")
+)
+_ON_BOOLS = frozenset(
+    ("logical_and", "logical_or", "logical_not", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum", "stop_gradient")
+)
+_LOGICAL = frozenset(("logical_and", "logical_or", "logical_not"))
+# These leave integers as they are.
+_ROUNDING = frozenset(("floor", "ceil", "round"))
+
+
+def common_dtype(name: str, values: Sequence[Value]) -> Dtype:
+    """The dtype of an operation on tensors and numbers, of which at least one is a tensor."""
+    dtypes = [v.dtype for v in values if isinstance(v, Node)]
+    made = reduce(lambda a, b: _promoted(name, a, b), dtypes)
+    for value in values:
+        if isinstance(value, (float, Scalar)) and made not in FLOATS:
+            return "f32"
+    if made == "bool" and any([is_number(v) for v in values]):
+        return "i32"
+    return made
+
+
+def _promoted(name: str, a: Dtype, b: Dtype) -> Dtype:
+    made = promote(a, b)
+    if made is None:
+        raise Problem("E-TYPE-003", f"{name}: {a} and {b} have no common dtype", notes=["cast one of them"])
+    return made
+
+
+def broadcast_shapes(name: str, types: Sequence[TensorType]) -> tuple[tuple[int, ...], Labels]:
+    """NumPy's common shape, with the label of each size."""
+    rank = max([t.rank for t in types])
+    sizes = [1] * rank
+    labels: list[str | None] = [None] * rank
+    for t in types:
+        offset = rank - t.rank
+        for i, n in enumerate(t.shape):
+            d = i + offset
+            if n != 1 and sizes[d] not in (1, n):
+                raise Problem("E-SHAPE-001", _misfit(name, sizes[d], labels[d], n, t.label(i)))
+            if n != 1 or sizes[d] == 1:
+                if n != 1 and sizes[d] == 1:
+                    labels[d] = None
+                sizes[d] = n if sizes[d] == 1 else sizes[d]
+                labels[d] = labels[d] or t.label(i)
+    return tuple(sizes), tuple(labels) if any(labels) else ()
+
+
+def size_text(n: int, label: str | None) -> str:
+    """`128 (width)`."""
+    return f"{n} ({label})" if label else str(n)
+
+
+def _misfit(name: str, a: int, a_label: str | None, b: int, b_label: str | None) -> str:
+    return f"{name}: sizes {size_text(a, a_label)} and {size_text(b, b_label)} do not broadcast"
+
+
+def cast(node: Node, dtype: str) -> Node:
+    return node if node.dtype == dtype else node.graph.add("cast", (node,), {"dtype": dtype})
+
+
+def broadcast(node: Node, shape: tuple[int, ...]) -> Node:
+    """The node repeated to a shape, aligned at the last axis."""
+    if node.shape == shape:
+        return node
+    offset = len(shape) - len(node.shape)
+    return node.graph.add("broadcast", (node,), {"shape": shape, "dims": tuple(range(offset, len(shape)))})
+
+
+def fill(graph: Graph, value: Value, dtype: Dtype, shape: tuple[int, ...], name: str) -> Node:
+    """A number, a boolean or a host scalar as a tensor."""
+    if isinstance(value, Scalar):
+        host = graph.add("host", (), {"expression": value.expression})
+        return broadcast(cast(host, dtype), shape)
+    if dtype == "bool":
+        if not isinstance(value, bool):
+            raise Problem("E-TYPE-001", f"{name}: true or false is needed beside a bool tensor, not {describe(value)}")
+        return graph.constant(value, dtype, shape)
+    if not is_number(value):
+        if not isinstance(value, bool):
+            raise Problem("E-TYPE-001", f"{name} takes tensors and numbers, not {describe(value)}")
+        value = int(value)
+    value = plain(value)
+    if dtype in INTEGERS:
+        low, high = RANGES[dtype]
+        if not low <= value <= high:
+            raise Problem("E-TYPE-001", f"{name}: {value} does not fit {dtype}")
+    return graph.constant(value, dtype, shape)
+
+
+def as_tensor(graph: Graph, value: Value, name: str, dtype: Dtype | None = None) -> Node:
+    """A tensor; a number becomes one of rank 0."""
+    if isinstance(value, Node):
+        return value if dtype is None else cast(value, dtype)
+    if dtype is None:
+        dtype = "bool" if isinstance(value, bool) else "i32" if isinstance(value, int) else "f32"
+    return fill(graph, value, dtype, (), name)
+
+
+def operands(graph: Graph, name: str, values: Sequence[Value], dtype: Dtype) -> tuple[list[Node], Labels]:
+    """The values as tensors of one dtype and one shape."""
+    types = [v.tensor for v in values if isinstance(v, Node)]
+    shape, labels = (types[0].shape, types[0].labels) if len(types) == 1 else broadcast_shapes(name, types)
+    made = [
+        broadcast(cast(v, dtype), shape) if isinstance(v, Node) else fill(graph, v, dtype, shape, name) for v in values
+    ]
+    return made, labels
+
+
+def pointwise(graph: Graph, name: str, op: str, values: Sequence[Value]) -> Value:
+    """A scalar operation on tensors, numbers and host scalars; `name` is the language's, `op` the IR's."""
+    if not any([isinstance(v, Node) for v in values]):
+        return scalar_operation(graph, name, op, values)
+    dtype = common_dtype(name, values)
+    if op in _LOGICAL:
+        for value in values:
+            if not (isinstance(value, bool) or (isinstance(value, Node) and value.dtype == "bool")):
+                raise Problem("E-TYPE-001", f"{name} takes bool tensors, not {describe(value)}")
+    elif op in _FLOAT_ONLY and dtype not in FLOATS:
+        dtype = "f32"
+    elif dtype == "bool" and op not in _ON_BOOLS:
+        raise Problem("E-TYPE-001", f"{name} takes numbers, not bool tensors", notes=["cast them: (cast x f32)"])
+    elif op in _ROUNDING and dtype not in FLOATS:
+        return values[0]
+    made, labels = operands(graph, name, values, dtype)
+    return graph.add(op, made, labels=labels or None)
+
+
+def scalar_operation(graph: Graph, name: str, op: str, values: Sequence[Value]) -> Value:
+    """An operation on numbers alone: done now, or on the host at every step."""
+    if not any([isinstance(v, Scalar) for v in values]):
+        return number_operation(name, op, values)
+    parts = []
+    for value in values:
+        if not (isinstance(value, (Scalar, bool)) or is_number(value)):
+            raise Problem("E-TYPE-001", f"{name} takes numbers, not {describe(value)}")
+        parts.append(value.expression if isinstance(value, Scalar) else ("number", _host_number(value)))
+    if op in FUNCTIONS:
+        return Scalar((op, *parts))
+    # The host has no such function: the kernels compute it.
+    return graph.add(op, [fill(graph, v, "f32", (), name) for v in values])
+
+
+def _host_number(value: Value) -> Value:
+    return value if isinstance(value, bool) else plain(value)

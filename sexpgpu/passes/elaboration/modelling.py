@@ -1,0 +1,128 @@
+"""The table of what makes a model: parameters and their initializers, random fields, probes, the weighted loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sexpgpu.errors import nearest
+from sexpgpu.initial import INITIALIZERS, Initializer
+from sexpgpu.ir.graph import Node
+from sexpgpu.passes.elaboration import values
+from sexpgpu.passes.elaboration.machine import Machine
+from sexpgpu.passes.elaboration.scope import Scope
+from sexpgpu.passes.elaboration.shaping import relabelled
+from sexpgpu.passes.elaboration.table import row
+from sexpgpu.passes.elaboration.values import Builtin, LoaderName, Problem, Value, Weighted, boolean, describe, number
+from sexpgpu.passes.experiment import Parameter
+
+# What may stand alone in the place of an initializer.
+_ALONE = ("zeros", "ones", "kaiming", "xavier", "orthogonal")
+
+
+def _initializer(kind: str) -> Callable[..., Initializer]:
+    def run(m: Machine, *arguments: Value) -> Initializer:
+        return Initializer(kind, tuple([float(number(a, kind)) for a in arguments]))
+
+    return run
+
+
+def initializer(value: Value) -> Initializer:
+    """What stands in the place of an initializer."""
+    if isinstance(value, Initializer):
+        return value
+    if isinstance(value, Builtin) and value.name in _ALONE:
+        return Initializer(value.name)
+    shown = value.name if isinstance(value, Builtin) else describe(value)
+    close = nearest(str(shown), list(INITIALIZERS))
+    notes = [f"did you mean {close}?"] if close and close != shown else [f"initializers: {' '.join(INITIALIZERS)}"]
+    raise Problem("E-NAME-008", f"no initializer: {shown}", notes=notes)
+
+
+def _open_scope(m: Machine, what: str) -> Scope:
+    if m.scope is None or m.in_body:
+        raise Problem("E-TYPE-001", f"{what} stands outside the expressions of a run")
+    return m.scope
+
+
+def _param(
+    m: Machine, name: Value, size: Value, start: Value, decay: Value, trainable: Value, share: Value
+) -> Node:
+    scope = _open_scope(m, "param")
+    if not isinstance(name, str) or not name:
+        raise Problem("E-TYPE-001", f"param: the name is a text, not {describe(name)}")
+    shape, labels = values.shape(size, f"param {name}")
+    decays = len(shape) >= 2 if decay is None else boolean(decay, "param: :decay")
+    assert m.here is not None
+    made = Parameter(
+        scope.inner_path(name), shape, initializer(start), decays, boolean(trainable, "param: :trainable"),
+        m.origin(m.here), labels,
+    )  # fmt: skip
+    shares = boolean(share, "param: :share") or scope.share
+    # The node first: a shape that is too large is refused before the parameter is known.
+    attributes = {"kind": "parameter", "name": made.name, "dtype": "f32", "shape": made.shape}
+    node = m.graph.add("input", (), attributes, labels=labels or None)
+    m.parameters.declare(made, shares)
+    return relabelled(node, labels)
+
+
+def _random(m: Machine, size: Value) -> Node:
+    """The one random primitive: uniform in [0, 1), the key is the scope's path and the count of draws there."""
+    scope = _open_scope(m, "a random field")
+    shape, labels = values.shape(size, "random")
+    path, ordinal = scope.draw()
+    return m.graph.add("random", (), {"shape": shape, "path": path, "ordinal": ordinal}, labels=labels or None)
+
+
+def _weighted(m: Machine, loss: Value, weight: Value) -> Weighted:
+    return Weighted(loss, weight)
+
+
+def _probe(m: Machine, name: Value, x: Value) -> Value:
+    if not isinstance(name, str) or not name:
+        raise Problem("E-TYPE-001", f"probe: the name is a text, not {describe(name)}")
+    return x
+
+
+def _decays(m: Machine, p: Value) -> bool:
+    if m.update is None:
+        raise Problem("E-TYPE-001", "decays? is asked in optimizers only")
+    if not isinstance(p, Node) or p.op != "input" or p.attributes["name"] != m.update.parameter.name:
+        raise Problem("E-TYPE-001", f"decays? takes the optimizer's parameter, not {describe(p)}")
+    return m.update.parameter.decay
+
+
+def _vocabulary(m: Machine, loader: Value) -> int:
+    if not isinstance(loader, LoaderName):
+        raise Problem("E-TYPE-001", f"vocab-size takes a loader, not {describe(loader)}")
+    header = m.header(loader.name)
+    if header is None:
+        raise Silent()
+    if header.vocabulary is None:
+        raise Problem("E-TYPE-001", f"vocab-size: the loader {loader.name} has no vocabulary")
+    return values.labelled(header.vocabulary, "vocab")
+
+
+class Silent(Problem):
+    """A problem that is reported already, where it stands."""
+
+    def __init__(self) -> None:
+        super().__init__("E-DATA-007", "")
+
+
+def rows() -> list[Builtin]:
+    """The rows of this table."""
+    return [
+        row("(param NAME S INIT :decay nil :trainable true :share false)", _param, "The parameter NAME of this scope."),
+        row("(normal STD)", _initializer("normal"), "Initial values: normal with mean 0."),
+        row("(trunc-normal STD)", _initializer("trunc-normal"), "Initial values: normal, cut at two deviations."),
+        row("(uniform LO HI)", _initializer("uniform"), "Initial values: uniform."),
+        row("(constant C)", _initializer("constant"), "Initial values: all C."),
+        row("(kaiming)", _initializer("kaiming"), "Initial values: normal, deviation √(2 / fan-in)."),
+        row("(xavier)", _initializer("xavier"), "Initial values: uniform, ± √(6 / (fan-in + fan-out))."),
+        row("(orthogonal)", _initializer("orthogonal"), "Initial values: orthonormal rows or columns."),
+        row("(random S)", _random, "Uniform numbers in [0, 1)."),
+        row("(probe NAME X)", _probe, "X, shown to diagnostics as NAME."),
+        row("(weighted L W)", _weighted, "As a whole :loss or metric: Σ L·W / Σ W over the step."),
+        row("(decays? P)", _decays, "In optimizers: whether the parameter decays."),
+        row("(vocab-size LOADER)", _vocabulary, "How many tokens the loader's tokenizer knows."),
+    ]

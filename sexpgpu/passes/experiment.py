@@ -1,0 +1,128 @@
+"""What elaboration gives: an experiment's graphs, its parameters and states, and the evaluated options of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from sexpgpu.initial import Initializer
+from sexpgpu.ir.graph import Graph, Origin
+from sexpgpu.ir.host import Expression
+from sexpgpu.loaderspec import Header, LoaderSpec
+from sexpgpu.source import Span
+
+Reduce = Literal["mean", "sum", "max", "min"]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter, f32[shape]. `decay`: whether `decays?` holds; `labels` say where its sizes came from."""
+
+    name: str
+    shape: tuple[int, ...]
+    initializer: Initializer
+    decay: bool
+    trainable: bool
+    origin: Origin
+    labels: tuple[str | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class State:
+    """One optimizer state of one parameter: f32[shape], filled with one number at the start."""
+
+    parameter: str
+    name: str
+    shape: tuple[int, ...]
+    fill: float
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`mean`: Σ metric / Σ weight over the batches; `sum max min`: the batches' values folded, the weight is not read."""
+
+    name: str
+    reduce: Reduce
+    span: Span
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`(every 200 held-out :batches 20 :metrics [accuracy])`; `batches` None: the whole loader."""
+
+    every: int
+    loader: str
+    batches: int | None
+    metrics: tuple[Metric, ...]
+    span: Span
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`(every 500 :keep 3 :best held-out/loss min)`; `best` is (record, min or max)."""
+
+    every: int
+    keep: int | None = None
+    best: tuple[str, str] | None = None
+    minutes: float | None = None
+    to: str | None = None
+
+
+@dataclass(frozen=True)
+class Stop:
+    """`(patience 5 held-out/loss)`: so many evaluations without a lower value end the run."""
+
+    patience: int
+    record: str
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """A run's options, evaluated. Exactly one of `steps` and `epochs` is set, and at most one of `microbatches` (set
+    where neither is given) and `global_batch`. `clip_grad_norm` may depend on the step. `short`: a batch of the training
+    data may have fewer real examples than rows, and the training graph reads the field `real`."""
+
+    data: str
+    steps: int | None
+    epochs: int | None
+    microbatches: int | None
+    global_batch: int | None
+    clip_grad_norm: Expression | None
+    precision: Literal["off", "bfloat16", "float16"]
+    ema: float | None
+    evaluations: tuple[Evaluation, ...]
+    checkpoint: Checkpoint | None
+    stop: Stop | None
+    diagnostics: tuple[str, ...]
+    log_every: int
+    sum_lanes: int | None
+    seed: int
+    short: bool = False
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that a run needs to know of its file.
+
+    training     outputs `loss` (f32[], Σ of the loss over all real elements, or Σ L·W) and `weight` (f32[], how many, or Σ W)
+    evaluations  loader → graph with `training` false: `loss`, `weight`, and per metric `metric:NAME`, `metric-weight:NAME`;
+                 a graph that reads the field `real` (bool[batch]) masks the rows that repeat the last example
+    predict      output `predict`, or None
+    update       inputs of kind parameter, gradient (the step's mean gradient; the graph scales it by the host scalar
+                 ("runtime", "gradient-scale")) and state; outputs `parameter:NAME`, `state:NAME:STATE`
+    learning_rate  the value of `:lr` of the (else) optimizer at a step, None without one
+    headers      what each used loader's header says
+    """
+
+    name: str
+    options: RunOptions
+    parameters: tuple[Parameter, ...]
+    states: tuple[State, ...]
+    loaders: Mapping[str, LoaderSpec]
+    headers: Mapping[str, Header]
+    training: Graph
+    evaluations: Mapping[str, Graph]
+    predict: Graph | None
+    update: Graph
+    learning_rate: Expression | None
