@@ -114,7 +114,7 @@ PRIMITIVES: dict[str, Primitive] = {
     "ceil": Primitive("k_ceil({})", "k_ceil({})", np.ceil),
     "round": Primitive("k_rint({})", "k_rint({})", np.rint),
     "isfinite": Primitive("k_isfinite({})", "k_isfinite({})", np.isfinite, result="bool"),
-    "logical_not": Primitive("(not {})", "(!{})", np.logical_not, result="bool", operands="bool"),
+    "logical_not": Primitive("k_not({})", "(!{})", np.logical_not, result="bool", operands="bool"),
     "add": Primitive("({} + {})", "({} + {})", np.add, lambda y, a, b: (1, 1), 2, operands="number"),
     "sub": Primitive("({} - {})", "({} - {})", np.subtract, lambda y, a, b: (1, -1), 2, operands="number"),
     "mul": Primitive("({} * {})", "({} * {})", np.multiply, lambda y, a, b: (b, a), 2, operands="number"),
@@ -132,9 +132,9 @@ PRIMITIVES: dict[str, Primitive] = {
     "ge": Primitive("({} >= {})", "({} >= {})", np.greater_equal, None, 2, "bool", "any"),
     "eq": Primitive("({} == {})", "({} == {})", np.equal, None, 2, "bool", "any"),
     "ne": Primitive("({} != {})", "({} != {})", np.not_equal, None, 2, "bool", "any"),
-    "logical_and": Primitive("({} and {})", "({} && {})", np.logical_and, None, 2, "bool", "bool"),
-    "logical_or": Primitive("({} or {})", "({} || {})", np.logical_or, None, 2, "bool", "bool"),
-    "stop_gradient": Primitive("({})", "({})", lambda a: a, None, operands="any"),
+    "logical_and": Primitive("({} & {})", "({} && {})", np.logical_and, None, 2, "bool", "bool"),
+    "logical_or": Primitive("({} | {})", "({} || {})", np.logical_or, None, 2, "bool", "bool"),
+    "stop_gradient": Primitive("{}", "{}", lambda a: a, None, operands="any"),
 }
 
 _TAKES = {
@@ -241,7 +241,7 @@ def records() -> list[Op]:
     made.append(
         Op(
             "select", "select(c: bool[*s], a: T[*s], b: T[*s]) -> T[*s]", _infer_select, np.where, _vjp_select,
-            "pointwise", "({1} if {0} else {2})", "({0} ? {1} : {2})",
+            "pointwise", "k_select({0}, {1}, {2})", "({0} ? {1} : {2})",
         )
     )  # fmt: skip
     made.append(Op("cast", "cast(x: T[*s]; dtype) -> dtype[*s]", _infer_cast, _run_cast, _vjp_cast, "pointwise", "cast"))

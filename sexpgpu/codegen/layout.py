@@ -1,0 +1,135 @@
+"""How a generated kernel is called: `kernel(args, lo, hi, scratch)`, the words at `args`, its units and its scratch.
+
+A unit is the least piece of work: map, a chunk of the last loop at one point of the outer loops; row, one row; column,
+a chunk of columns at one point of the outer loops. The words, all i64, in order:
+
+    0 size of the last loop   1 map, column: its chunk; row: lanes   2 map, column: chunks; row: rounds of lanes
+    3 row: bytes of a kept row; column: size of the reduced loop     4 … sizes of the outer loops
+    then for each load and each store: address (or start, for an index load), strides of the outer loops, column: the
+    stride of the reduced loop, and the stride of the last loop where its class is `any`
+
+Strides of memory count bytes, but that of the last loop counts elements; those of index loads count elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from sexpgpu.codegen.stages import EXPENSIVE, analyse, is_reduction
+from sexpgpu.ir.types import SIZES
+from sexpgpu.plan.kernel import Access, Generated, Load, Place, Program, Store
+
+HEAD_WORDS = 4
+# Lanes of a row's sums (fixed by its length, the same on every device).
+FEW_LANES, MANY_LANES, LONG_ROW = 32, 256, 1024
+# An accumulator of a row or of a chunk of columns: at most MANY_LANES or COLUMN_CHUNK elements of 8 bytes.
+COLUMN_CHUNK = 512
+ACCUMULATOR_BYTES = 8 * COLUMN_CHUNK
+MAP_CHUNK = 8192
+# Work below which a launch is not worth sharing, in elements times instructions.
+BLOCK_WORK = 1 << 17
+
+
+def lanes_of(length: int) -> int:
+    """Lanes that a row of this length is summed in."""
+    return FEW_LANES if length <= LONG_ROW else MANY_LANES
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a launch as its kernel sees them."""
+
+    outer: tuple[int, ...]
+    reduced: int
+    last: int
+
+
+def shape_of(program: Program, sizes: tuple[int, ...]) -> Shape:
+    """A program without loops has one loop of size 1."""
+    sizes = sizes or (1,)
+    if program.kind == "column":
+        return Shape(sizes[:-2], sizes[-2], sizes[-1])
+    return Shape(sizes[:-1], 1, sizes[-1])
+
+
+def outer_rank(program: Program) -> int:
+    """Loops around a unit."""
+    return max(program.rank - (2 if program.kind == "column" else 1), 0)
+
+
+def operand_words(program: Program, operand: Load | Store) -> int:
+    """How many words one operand takes."""
+    return 1 + outer_rank(program) + (program.kind == "column") + (operand.inner == "any")
+
+
+def _chunk(program: Program, last: int) -> int:
+    if program.kind == "column":
+        return min(max(last, 1), COLUMN_CHUNK)
+    return last if last <= 2 * MAP_CHUNK else MAP_CHUNK
+
+
+def _split(program: Program, last: int) -> tuple[int, int]:
+    """Words 1 and 2."""
+    if program.kind == "row":
+        lanes = lanes_of(last)
+        return lanes, -(-last // lanes)
+    chunk = max(_chunk(program, last), 1)
+    return chunk, -(-last // chunk)
+
+
+def kept_row_bytes(last: int) -> int:
+    """A kept row begins on a cache line."""
+    return -(-last * 8 // 64) * 64
+
+
+def accumulators(program: Program) -> int:
+    """Accumulator arrays of the kernel: one a reduction, two for argmax and argmin."""
+    ops = [i.op for i in program.body if i.op.startswith("reduce_")]
+    return sum(2 if op.startswith("reduce_arg") else 1 for op in ops)
+
+
+def scratch_bytes(launch: Generated) -> int:
+    """Scratch that a worker needs."""
+    program = launch.program
+    if program.kind == "map":
+        return 0
+    kept = len(analyse(program).kept) * kept_row_bytes(shape_of(program, launch.sizes).last)
+    return accumulators(program) * ACCUMULATOR_BYTES + kept
+
+
+def _operand(program: Program, operand: Load | Store, access: Access, address: int) -> list[int]:
+    strides = access.strides or (0,)
+    size = SIZES[operand.dtype] if access.place is not None else 1
+    words = [address, *(s * size for s in strides[: outer_rank(program)])]
+    if program.kind == "column":
+        words.append(strides[-2] * size)
+    return words + ([strides[-1]] if operand.inner == "any" else [])
+
+
+def arguments(launch: Generated, address_of: Callable[[Place], int]) -> list[int]:
+    """The words that this launch's kernel reads."""
+    program, shape = launch.program, shape_of(launch.program, launch.sizes)
+    third = kept_row_bytes(shape.last) if program.kind == "row" else shape.reduced
+    words = [shape.last, *_split(program, shape.last), third, *shape.outer]
+    operands: list[Load | Store] = [*program.loads, *program.stores]
+    for operand, access in zip(operands, (*launch.loads, *launch.stores), strict=True):
+        address = access.start if access.place is None else address_of(access.place)
+        words += _operand(program, operand, access, address)
+    return words
+
+
+def units(launch: Generated) -> tuple[int, int]:
+    """(units of the launch, units of a block): by shape alone. Every unit has the same bits wherever it is computed."""
+    program, shape = launch.program, shape_of(launch.program, launch.sizes)
+    count = prod(shape.outer) * (1 if program.kind == "row" else _split(program, shape.last)[1])
+    if prod(launch.sizes) == 0 and program.kind == "map":
+        return 0, 1
+    elements = prod(launch.sizes)
+    weight = len(program.loads) + len(program.stores) + sum(12 if i.op in EXPENSIVE else 1 for i in program.body)
+    work = max(elements * weight // max(count, 1), 1)
+    return count, max(BLOCK_WORK // work, 1)
+
+
+__all__ = ["arguments", "is_reduction", "lanes_of", "scratch_bytes", "units"]

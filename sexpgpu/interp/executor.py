@@ -1,0 +1,210 @@
+"""A plan that is ready to run on the CPU: its memory, its tape, and what the host writes before every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sexpgpu.codegen import layout
+from sexpgpu.codegen.numba_indexed import (
+    FLAG_BASE,
+    emit_indexed,
+    indexed_arguments,
+    indexed_scratch_bytes,
+    indexed_units,
+)
+from sexpgpu.codegen.numba_kernel import emit
+from sexpgpu.interp import products
+from sexpgpu.interp.cache import Cache
+from sexpgpu.interp.kernels import load_kernels
+from sexpgpu.interp.native import Blas, find_blas
+from sexpgpu.interp.tape import Record, Tape, Workers, aligned, record_tape
+from sexpgpu.ir.host import evaluate
+from sexpgpu.ops.pointwise import numpy_dtype
+from sexpgpu.plan.kernel import Generated, Indexed, Launch, Place, Plan
+from sexpgpu.randomness import key_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+
+class Engine:
+    """What all plans of a process share: the kernel cache, the workers and the BLAS engine."""
+
+    def __init__(self, threads: int, folder: Path) -> None:
+        self.cache = Cache(folder)
+        self.threads = threads
+        self.workers = Workers(threads, self.cache)
+
+    @cached_property
+    def blas(self) -> Blas | None:
+        return find_blas()
+
+    @property
+    def product_engine(self) -> str:
+        """The name in the lowering report."""
+        return self.blas.name if self.blas else "own loops"
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines of the report about what had to be done without."""
+        missing = "products: no OpenBLAS is found beside NumPy or SciPy; own loops are used, which are slow"
+        return [*self.cache.report, *([] if self.blas else [missing])]
+
+    def load(self, plan: Plan, seed: int = 0) -> Executable:
+        """The plan with its kernels compiled or loaded; buffers are bound afterwards."""
+        return Executable(plan, self, seed)
+
+    def close(self) -> None:
+        self.workers.close()
+
+
+@dataclass
+class _Memory:
+    """Every buffer of a plan: the arena's parts and the runtime's are there, externals when they are bound."""
+
+    arrays: list[Array | None]
+
+    def address(self, place: Place) -> int:
+        array = self.arrays[place.buffer]
+        assert array is not None, place
+        return int(array.ctypes.data) + place.offset
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """An index out of range: the node of the graph, the index, the size of its axis."""
+
+    node: int
+    index: int
+    limit: int
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Views of the places that the host writes before a call, and of the flags."""
+
+    hosts: list[tuple[Any, Array]]
+    counters: list[Array]
+    flags: list[tuple[int, Array]] = field(default_factory=list)
+
+
+class Executable:
+    """A loaded plan. Bind every external buffer, then `run` as often as wanted, then read outputs."""
+
+    def __init__(self, plan: Plan, engine: Engine, seed: int) -> None:
+        self.plan = plan
+        self.engine = engine
+        self.kernels = load_kernels(
+            dict(_wanted(launch, engine.blas) for launch in plan.launches), engine.cache, engine.threads
+        )
+        # Not touched yet: pages come when a kernel first writes them.
+        self._arena = aligned(plan.arena_bytes)
+        self._memory = _Memory([self._own(number) for number in range(len(plan.buffers))])
+        self._numbers = {b.name: n for n, b in enumerate(plan.buffers) if b.kind == "external"}
+        self._written = self._host_places(seed)
+        self._tape: Tape | None = None
+        self._tables: list[Array] = []
+
+    def _own(self, number: int) -> Array | None:
+        buffer = self.plan.buffers[number]
+        if buffer.kind == "external":
+            return None
+        if buffer.kind == "arena":
+            return self._arena[buffer.offset : buffer.offset + buffer.size_bytes]
+        memory = aligned(buffer.size_bytes)
+        memory[:] = 0
+        return memory
+
+    def _view(self, place: Place, dtype: Any, count: int) -> Array:
+        array = self._memory.arrays[place.buffer]
+        assert array is not None, place
+        made: Array = array[place.offset : place.offset + np.dtype(dtype).itemsize * count].view(dtype)
+        return made
+
+    def _host_places(self, seed: int) -> _Written:
+        plan = self.plan
+        for path, ordinal, place in plan.randoms:
+            self._view(place, np.uint32, 2)[:] = key_of(seed, path, ordinal)
+        hosts = [(expression, self._view(place, np.float32, 1)) for expression, place in plan.hosts]
+        numbers = [n for n, buffer in enumerate(plan.buffers) if buffer.name == "runtime:counter"]
+        counters = [self._view(Place(n), np.uint32, 3) for n in numbers]
+        return _Written(hosts, counters, [(node, self._view(place, np.int64, 2)) for place, node in plan.flags])
+
+    def bind(self, name: str, array: Array) -> None:
+        """Gives an external buffer its memory, which must stay as it is for as long as the plan runs."""
+        type_ = self.plan.externals[name]
+        fits = array.dtype == numpy_dtype(type_.dtype) and array.shape == type_.shape and array.flags.c_contiguous
+        assert fits and array.flags.aligned, f"{name}: {array.dtype}{list(array.shape)} where {type_} is needed"
+        number = self._numbers[name]
+        bound = self._memory.arrays[number]
+        self._memory.arrays[number] = array
+        if bound is None or bound.ctypes.data != array.ctypes.data:
+            self._tape = None
+
+    def run(self, values: Mapping[str, float], microbatch: int = 0, step: int = 0) -> None:
+        """One call: writes host scalars and the draws' counter, clears the flags, runs the tape."""
+        for expression, view in self._written.hosts:
+            view[0] = evaluate(expression, values)
+        for counter in self._written.counters:
+            counter[:] = (0, microbatch, step)
+        for _, flag in self._written.flags:
+            flag[:] = 0
+        if self._tape is None:
+            self._tape = self._record()
+        self.engine.workers.run(self._tape)
+
+    def flags(self) -> list[Flag]:
+        """What the last call read outside its axes."""
+        hit = [(node, flag) for node, flag in self._written.flags if flag[0]]
+        return [Flag(node, int(flag[0]) - FLAG_BASE, int(flag[1])) for node, flag in hit]
+
+    def output(self, name: str) -> Array:
+        """A view of an output's memory, good until the next call."""
+        place, type_ = self.plan.outputs[name]
+        array = self._memory.arrays[place.buffer]
+        assert array is not None, name
+        flat = array.reshape(-1).view(np.uint8)[place.offset : place.offset + type_.size_bytes]
+        made: Array = flat.view(numpy_dtype(type_.dtype)).reshape(type_.shape)
+        return made
+
+    def _record(self) -> Tape:
+        """The tape for the memory that is bound now."""
+        missing = [name for name, number in self._numbers.items() if self._memory.arrays[number] is None]
+        assert not missing, f"not bound: {missing}"
+        self._tables = []
+        made = [self._record_of(launch) for launch in self.plan.launches]
+        return record_tape([record for record, _ in made], max((scratch for _, scratch in made), default=0))
+
+    def _record_of(self, launch: Launch) -> tuple[Record, int]:
+        """A launch's record, and the scratch that it needs."""
+        address = self._memory.address
+        function = self.kernels.addresses[_wanted(launch, self.engine.blas)[0]]
+        if isinstance(launch, Generated):
+            arguments, scratch = layout.arguments(launch, address), layout.scratch_bytes(launch)
+            units, per_block = layout.units(launch)
+        elif isinstance(launch, Indexed):
+            arguments, scratch = indexed_arguments(launch, address), indexed_scratch_bytes(launch)
+            units, per_block = indexed_units(launch)
+        else:
+            made = products.prepare(launch, self.engine.blas, address)
+            self._tables.append(made.tables)
+            arguments, scratch, units, per_block = made.words, made.scratch_bytes, made.units, made.units_per_block
+        return Record(function, np.array(arguments, np.int64), units, per_block), scratch
+
+
+def _wanted(launch: Launch, blas: Blas | None) -> tuple[str, Callable[[], str]]:
+    """The text that says a launch's kernel, and the call that writes its source."""
+    if isinstance(launch, Generated):
+        return repr(launch.program), partial(emit, launch.program)
+    if isinstance(launch, Indexed):
+        dtypes = launch.dtype, launch.index_dtype or "i64"
+        return f"indexed {launch.op} {dtypes}", partial(emit_indexed, launch.op, *dtypes)
+    return products.wanted(launch, blas)

@@ -1,0 +1,128 @@
+"""Launches of products: through OpenBLAS where it takes the operands, else through plain loops of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sexpgpu.codegen.numba_product import emit_blas_product, emit_plain_product
+from sexpgpu.interp.native import Blas
+from sexpgpu.ir.types import SIZES
+from sexpgpu.plan.kernel import Matrix, Place, Product
+
+# Operations of a block that is worth a worker's while, and the most blocks of a product: by shape alone.
+BLOCK_OPERATIONS = 4_000_000
+MOST_BLOCKS = 16
+# Rows and columns of a block are multiples of this, the size of the engines' inner tiles.
+TILE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Rows and columns of a block, blocks along both."""
+
+    rows: int
+    columns: int
+    row_blocks: int
+    column_blocks: int
+
+
+def _pieces(size: int, count: int) -> tuple[int, int]:
+    """(size of a piece, pieces) of about `count` pieces in whole tiles."""
+    piece = max(-(-size // count), 1)
+    piece = min(-(-piece // TILE) * TILE, max(size, 1))
+    return piece, -(-size // piece) if size else 1
+
+
+def cut(launch: Product) -> Cut:
+    """Few large blocks; of the ways to cut, the one that packs the least of a and b again."""
+    operations = 2 * launch.m * launch.n * max(launch.k, 1)
+    wanted = min(MOST_BLOCKS, operations * len(launch.c.starts) // BLOCK_OPERATIONS)
+    each = 1
+    while each * len(launch.c.starts) < wanted:
+        each *= 2
+    ways = [(each // c, c) for c in (1, 2, 4, 8, 16) if c <= each]
+    row_count, column_count = min(ways, key=lambda w: launch.m * w[1] + launch.n * w[0])
+    rows, row_blocks = _pieces(launch.m, row_count)
+    columns, column_blocks = _pieces(launch.n, column_count)
+    return Cut(rows, columns, row_blocks, column_blocks)
+
+
+def _leading(matrix: Matrix, rows: int, columns: int) -> tuple[bool, int] | None:
+    """(transposed, leading dimension) as BLAS wants it; None where the strides are none of its."""
+    if matrix.column == 1 or columns <= 1:
+        leading = matrix.row if rows > 1 else max(columns, 1)
+        return (False, leading) if leading >= max(columns, 1) and (columns <= 1 or matrix.column == 1) else None
+    if matrix.row == 1 or rows <= 1:
+        leading = matrix.column if columns > 1 else max(rows, 1)
+        return (True, leading) if leading >= max(rows, 1) else None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedProduct:
+    """A product's kernel by its text, words, tables that the words point at, units, units a block, scratch."""
+
+    kernel: str
+    words: list[int]
+    tables: Any
+    units: int
+    units_per_block: int
+    scratch_bytes: int
+    engine: bool
+
+
+def takes_blas(launch: Product) -> bool:
+    """Whether BLAS computes it. Without k there is nothing to add, and plain loops write the zeros."""
+    a, b = _leading(launch.a, launch.m, launch.k), _leading(launch.b, launch.k, launch.n)
+    contiguous = launch.c.column == 1 and (launch.c.row >= launch.n or launch.m <= 1)
+    return launch.dtype == "f32" and launch.k > 0 and a is not None and b is not None and contiguous
+
+
+def wanted(launch: Product, blas: Blas | None) -> tuple[str, Callable[[], str]]:
+    """The text that says the kernel, and the call that writes its source."""
+    if blas is not None and takes_blas(launch):
+        return "product blas", emit_blas_product
+    unit_columns = launch.b.column == 1 or launch.n == 1
+    return f"product {launch.dtype} {unit_columns}", partial(emit_plain_product, launch.dtype, unit_columns)
+
+
+def prepare(launch: Product, blas: Blas | None, address_of: Callable[[Place], int]) -> PreparedProduct:
+    """Everything that a record of this product needs."""
+    size = SIZES[launch.dtype]
+    pieces = cut(launch)
+    tables = np.array([m.starts for m in (launch.a, launch.b, launch.c)], np.int64) * size
+    engine = blas is not None and takes_blas(launch)
+    head = _blas_head(launch, blas) if engine and blas is not None else _plain_head(launch)
+    row_bytes = launch.a.row * size
+    column_step = launch.b.column * (size if engine else 1)
+    words = [
+        *head,
+        *(pieces.rows, pieces.columns, pieces.row_blocks, pieces.column_blocks),
+        *(address_of(m.place) for m in (launch.a, launch.b, launch.c)),
+        *(row_bytes, column_step),
+        *(tables.ctypes.data + 8 * len(launch.c.starts) * number for number in range(3)),
+    ]
+    empty = launch.m == 0 or launch.n == 0
+    units = 0 if empty else len(launch.c.starts) * pieces.row_blocks * pieces.column_blocks
+    work = 2 * pieces.rows * pieces.columns * max(launch.k, 1)
+    per_block = max(BLOCK_OPERATIONS // max(work, 1), 1)
+    scratch = 0 if engine else 8 * pieces.columns
+    return PreparedProduct(wanted(launch, blas)[0], words, tables, units, per_block, scratch, engine)
+
+
+def _blas_head(launch: Product, blas: Blas) -> list[int]:
+    """Words 0 – 7 of a BLAS product."""
+    a, b = _leading(launch.a, launch.m, launch.k), _leading(launch.b, launch.k, launch.n)
+    assert a is not None and b is not None
+    flags = (1 if a[0] else 0) + (2 if b[0] else 0)
+    return [blas.sgemm, flags, launch.m, launch.n, launch.k, a[1], b[1], max(launch.c.row, launch.n)]
+
+
+def _plain_head(launch: Product) -> list[int]:
+    """Words 0 – 7 of plain loops."""
+    return [0, launch.a.column, launch.m, launch.n, launch.k, launch.a.row, launch.b.row, launch.c.row]

@@ -1,0 +1,131 @@
+"""The native executor: a tape of kernel calls, run by worker threads without the interpreter's lock.
+
+One foreign call runs a whole tape. Of each record every worker takes a contiguous range of blocks; blocks are cut by
+shape alone, and each has the same bits whoever runs it. Between calls the workers spin for some microseconds, then
+sleep until the next call wakes them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sexpgpu.interp import tape_code as words
+from sexpgpu.interp.cache import Cache
+from sexpgpu.interp.kernels import load_kernels
+from sexpgpu.interp.native import callable_at, waiting
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LINE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A kernel's address, its argument words, its units and how many of them make a block."""
+
+    function: int
+    arguments: NDArray[np.int64]
+    units: int
+    units_per_block: int
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.units // self.units_per_block)
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """Records as the native code reads them, with what they point at."""
+
+    table: NDArray[np.int64]
+    records: tuple[Record, ...]
+    scratch_bytes: int
+
+
+def aligned(size_bytes: int, alignment: int = LINE_BYTES) -> NDArray[np.uint8]:
+    """Bytes that begin on a cache line and are not touched yet."""
+    raw = np.empty(size_bytes + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + size_bytes]
+
+
+def record_tape(records: Sequence[Record], scratch_bytes: int) -> Tape:
+    """The tape of these records, in order. Each waits for all earlier ones, except that worker 0, which runs records
+    of one block alone, needs not wait for itself."""
+    kept = tuple(r for r in records if r.units > 0)
+    table = np.zeros((len(kept), words.RECORD_WORDS), np.int64)
+    alone = True  # whether only worker 0 has worked since the last barrier
+    for number, r in enumerate(kept):
+        waits = number > 0 and not (alone and r.blocks == 1)
+        table[number] = (r.function, r.arguments.ctypes.data, r.units, r.units_per_block, r.blocks, waits)
+        alone = r.blocks == 1
+    return Tape(table, kept, scratch_bytes)
+
+
+class Workers:
+    """Threads that run tapes, worker 0 being whoever calls. `close` (or the end of the process) ends them."""
+
+    def __init__(self, count: int, cache: Cache) -> None:
+        assert count >= 1, count
+        self.count = count
+        source = words.source(platform.machine())
+        self._kernels = load_kernels({source: lambda: source}, cache)
+        self._call = callable_at(self._kernels.addresses[source])
+        self._control = np.frombuffer(aligned(8 * (words.SCRATCH + count), 128), np.int64)
+        self._control[:] = 0
+        self._control[words.WORKERS] = count
+        system = waiting()
+        self._control[words.YIELD] = system.sched_yield
+        self._control[words.USLEEP] = system.usleep
+        self._control[words.SYSCALL] = system.syscall
+        self._process = os.getpid()
+        self._scratch: list[NDArray[np.uint8]] = [aligned(0)] * count
+        self._lock = threading.Lock()
+        threads = [self._thread(number) for number in range(1, count)]
+        self._finalizer = weakref.finalize(self, _end, self._call, self._control, threads, self._kernels)
+
+    def _thread(self, number: int) -> threading.Thread:
+        arguments = (self._control.ctypes.data, 1, number, 0)
+        thread = threading.Thread(target=self._call, args=arguments, name=f"sexpgpu-worker-{number}", daemon=True)
+        thread.start()
+        return thread
+
+    def _provide_scratch(self, size_bytes: int) -> None:
+        """Each worker's own; on lines of its own, so that workers do not disturb each other."""
+        if size_bytes > self._scratch[0].size:
+            self._scratch = [aligned(size_bytes, 4096) for _ in range(self.count)]
+            for number, scratch in enumerate(self._scratch):
+                self._control[words.SCRATCH + number] = scratch.ctypes.data
+
+    def run(self, tape: Tape) -> None:
+        """Runs the tape's records; returns when all are done."""
+        assert self._finalizer.alive and self._process == os.getpid(), "the workers have ended, or are a parent's"
+        if not len(tape.table):
+            return
+        with self._lock:
+            self._provide_scratch(tape.scratch_bytes)
+            self._control[words.TAPE] = tape.table.ctypes.data
+            self._control[words.RECORDS] = len(tape.table)
+            self._call(self._control.ctypes.data, 0, 0, 0)
+
+    def close(self) -> None:
+        """Ends the threads; no tape may be running."""
+        self._finalizer()
+
+
+def _end(call: Any, control: NDArray[np.int64], threads: list[threading.Thread], kernels: Any) -> None:
+    """`kernels` holds the code that the threads are in until they are gone."""
+    control[words.STOP] = 1
+    call(control.ctypes.data, 0, 0, 0)
+    for thread in threads:
+        thread.join()
+    del kernels
