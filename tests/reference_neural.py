@@ -38,7 +38,6 @@ def neural() -> list[Case]:
             "rope from a position", "(rope x :base 100 :offset 3)", lambda x: meaning.rope(x, 100.0, 3),
             x=normal(11, 2, 1, 5, 4),
         ),
-        smooth("dropout outside training", "(dropout x 0.5)", lambda x: x, x=x),
     ]  # fmt: skip
     for n in (7, 33):
         x, gain, bias = normal(n, 3, n), positive(n + 1, n), normal(n + 2, n)

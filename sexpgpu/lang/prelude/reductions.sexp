@@ -7,10 +7,12 @@
   (let ((centred (- x (mean x :axis axis :keep true))))
     (/ (sum (square centred) :axis axis :keep keep) (- (size x :axis axis) ddof))))
 
+; The derivative of the root at 0 is 0, as PyTorch has it, here and in `norm`.
 (defun std (x &key (axis nil) (keep false) (ddof 0))
-  (sqrt (var x :axis axis :keep keep :ddof ddof)))
+  (let* ((v (var x :axis axis :keep keep :ddof ddof))
+         (null (= v 0)))
+    (where null 0 (sqrt (where null 1 v)))))
 
-; The derivative of the root at 0 is 0, as PyTorch has it.
 (defun norm (x &key (axis nil) (keep false))
   (let* ((s (sum (square x) :axis axis :keep keep))
          (null (= s 0)))

@@ -98,10 +98,15 @@ def _power(m: Machine, a: Value, b: Value) -> Value:
 
 
 def _clip(m: Machine, x: Value, low: Value, high: Value) -> Value:
-    """Bounds of nil are none."""
-    if low is not None:
-        x = pointwise(m.graph, "clip", "maximum", (x, low))
-    return x if high is None else pointwise(m.graph, "clip", "minimum", (x, high))
+    """Bounds of nil are none. At a bound the whole gradient flows, as in PyTorch; a maximum would halve it."""
+    for bound, beyond, extreme in ((low, "lt", "maximum"), (high, "gt", "minimum")):
+        if bound is None:
+            continue
+        if isinstance(x, Node) or isinstance(bound, Node):
+            x = _where(m, pointwise(m.graph, "clip", beyond, (x, bound)), bound, x)
+        else:
+            x = pointwise(m.graph, "clip", extreme, (x, bound))
+    return x
 
 
 def _where(m: Machine, condition: Value, a: Value, b: Value) -> Value:
