@@ -1,0 +1,278 @@
+"""Which primitives run in one kernel: the clusters of a flat graph, and which values go through memory.
+
+A cluster is a set of pointwise operations and reductions over one space of elements: a map (no reduction), rows (its
+reductions are over the last axes) or one column reduction. Nodes join in order: a node joins the cluster of its latest
+operand when every other operand is there before that cluster begins, so clusters in order of their first nodes are a
+valid order of execution and no cycle can arise.
+
+A value read outside its cluster goes through memory, unless computing it again is cheap or it would be kept from the
+forward to the backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.ops.table import OPS
+from sexpgpu.passes.access import VIEWS, ZERO, Access, Index, NotAffine, Refine, pull
+
+LEAVES = frozenset(("constant", "iota", "random"))
+EXPENSIVE = frozenset("exp expm1 log log1p sin cos tanh sigmoid erf pow random".split())
+# Operations that only another kernel of their own computes; their operands are in memory.
+HEAVY = frozenset("contract take scatter_add gather gather_add argsort cumsum concat pad".split())
+MOST_NODES = 120
+# What may be computed again for one more reader: in the same pass, and in the backward pass.
+CHEAP_OPERATIONS, CHEAP_LOADS = 4, 1
+AGAIN_OPERATIONS, AGAIN_LOADS = 48, 5
+
+
+@dataclass
+class Cluster:
+    """`space` is the shape of its elements; in rows, `reduced` of its last axes are the row. `start` orders clusters."""
+
+    kind: Literal["map", "row", "column"]
+    start: int
+    space: tuple[int, ...]
+    reduced: int = 0
+    nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def row_space(self) -> tuple[int, ...]:
+        return self.space[: len(self.space) - self.reduced]
+
+
+@dataclass
+class Fusion:
+    """`owner` gives the cluster of a node (by number); `stored` are the nodes whose values go through memory."""
+
+    graph: Graph
+    clusters: list[Cluster]
+    owner: dict[Node, Cluster]
+    stored: set[Node]
+
+
+def base_of(node: Node) -> Node:
+    """The node under a chain of views."""
+    while node.op in VIEWS:
+        node = node.inputs[0]
+    return node
+
+
+def is_pointwise(node: Node) -> bool:
+    return OPS[node.op].kind == "pointwise" and node.op not in LEAVES
+
+
+def is_reduction(node: Node) -> bool:
+    return OPS[node.op].kind == "reduce"
+
+
+def fuse(graph: Graph, *, keep_values: bool = False) -> Fusion:
+    """The clusters of a flat graph; with `keep_values` every node is a kernel and every value is kept."""
+    return _Fuser(graph, keep_values).run()
+
+
+class _Fuser:
+    def __init__(self, graph: Graph, keep_values: bool) -> None:
+        self.graph = graph
+        self.keep_values = keep_values
+        self.clusters: list[Cluster] = []
+        self.owner: dict[Node, Cluster] = {}
+        self.stored: set[Node] = set()
+        self.readers: dict[Node, list[Node]] = {}
+        forward = [n.index for name, n in graph.outputs.items() if not name.startswith("gradient:")]
+        has_gradients = len(forward) < len(graph.outputs)
+        # Nodes after this one belong to the backward pass.
+        self.boundary = max(forward, default=-1) if has_gradients else len(graph.nodes)
+
+    def run(self) -> Fusion:
+        for node in self.graph.nodes:
+            if node.op not in VIEWS:
+                for operand in dict.fromkeys(map(base_of, node.inputs)):
+                    self.readers.setdefault(operand, []).append(node)
+        for node in self.graph.nodes:
+            if is_pointwise(node) or is_reduction(node):
+                self._place(node)
+        self._store()
+        self._prune()
+        return Fusion(self.graph, self.clusters, self.owner, self.stored)
+
+    # -- clusters
+
+    def _begins(self, node: Node) -> int:
+        """When a value is there: its cluster's start, its own place, or before everything."""
+        if node in self.owner:
+            return self.owner[node].start
+        if node.op in LEAVES or OPS[node.op].kind == "input":
+            return -1
+        if is_pointwise(node):
+            return max((self._begins(base_of(i)) for i in node.inputs), default=-1)
+        return node.index
+
+    def _place(self, node: Node) -> None:
+        if is_pointwise(node) and self._only_for_a_column(node):
+            return
+        row = is_reduction(node) and node.attributes["axes"][-1] == node.inputs[0].tensor.rank - 1
+        if is_reduction(node) and not row:
+            self._new("column", node, node.inputs[0].shape, 0)
+            return
+        cluster = None if self.keep_values else self._joinable(node)
+        if cluster is not None:
+            cluster.nodes.append(node)
+            self.owner[node] = cluster
+            if row:
+                cluster.kind, cluster.reduced = "row", len(node.attributes["axes"])
+        elif row:
+            self._new("row", node, node.inputs[0].shape, len(node.attributes["axes"]))
+        else:
+            self._new("map", node, node.shape, 0)
+
+    def _new(self, kind: Literal["map", "row", "column"], node: Node, space: tuple[int, ...], reduced: int) -> None:
+        cluster = Cluster(kind, node.index, space, reduced, [node])
+        self.clusters.append(cluster)
+        self.owner[node] = cluster
+
+    def _only_for_a_column(self, node: Node) -> bool:
+        """Read by one column reduction alone: computed there, by name of its operands."""
+        readers = self.readers.get(node, [])
+        if self.keep_values or len(readers) != 1 or node in self.graph.outputs.values():
+            return False
+        reader = readers[0]
+        return is_reduction(reader) and reader.attributes["axes"][-1] != reader.inputs[0].tensor.rank - 1
+
+    def _joinable(self, node: Node) -> Cluster | None:
+        operands = [base_of(i) for i in node.inputs]
+        latest = max(operands, key=self._begins, default=None)
+        cluster = self.owner.get(latest) if latest is not None else None
+        if cluster is None or cluster.kind == "column" or len(cluster.nodes) >= MOST_NODES:
+            return None
+        if cluster.start <= self.boundary < node.index:
+            return None
+        if any(self.owner.get(o) is not cluster and self._begins(o) >= cluster.start for o in operands):
+            return None
+        return cluster if self._fits(node, cluster) else None
+
+    def _fits(self, node: Node, cluster: Cluster) -> bool:
+        """Whether the node reads the cluster's values each at its own place."""
+        if is_reduction(node):
+            reduced = len(node.attributes["axes"])
+            if node.inputs[0].shape != cluster.space or cluster.reduced not in (0, reduced):
+                return False
+            return self._in_place(node.inputs[0], cluster.space, cluster, node.inputs[0].shape)
+        if node.shape == cluster.space:
+            return all(self._in_place(i, node.shape, cluster, cluster.space) for i in node.inputs)
+        if not cluster.reduced or not self._is_row(node.shape, cluster):
+            return False
+        return all(self._in_place(i, node.shape, cluster, cluster.row_space) for i in node.inputs)
+
+    def _is_row(self, shape: tuple[int, ...], cluster: Cluster) -> bool:
+        kept = len(cluster.row_space)
+        return shape[:kept] == cluster.row_space and all(n == 1 for n in shape[kept:]) and len(shape) <= len(cluster.space)
+
+    def _in_place(self, operand: Node, shape: tuple[int, ...], cluster: Cluster, space: tuple[int, ...]) -> bool:
+        base = base_of(operand)
+        if self.owner.get(base) is not cluster:
+            return True
+        sizes = list(shape)
+        access = _identity(shape)
+        try:
+            while operand is not base:
+                access = pull(operand, access, sizes)
+                operand = operand.inputs[0]
+        except (NotAffine, Refine):
+            return False
+        if base.shape == cluster.space:
+            # A row value cannot read single elements.
+            return len(space) == len(cluster.space) and access == _identity(base.shape)
+        kept = len(cluster.row_space)
+        return self._is_row(base.shape, cluster) and access[:kept] == _identity(cluster.row_space)
+
+    # -- values through memory
+
+    def _store(self) -> None:
+        for node in self.graph.outputs.values():
+            self._demand_stored(base_of(node))
+        later: list[tuple[Node, Node]] = []
+        for node in self.graph.nodes:
+            if node.op in HEAVY:
+                for operand in node.inputs:
+                    self._demand_stored(base_of(operand))
+            elif node in self.owner or is_pointwise(node):
+                self._demands(node, later)
+        for reader, value in later:
+            self._demand(reader, value, later)
+
+    def _demands(self, node: Node, later: list[tuple[Node, Node]]) -> None:
+        """What a node's kernel reads from elsewhere. Values of the forward pass that the backward pass reads come last:
+        by then it is known which of them are in memory anyway."""
+        if node not in self.owner:
+            return
+        for operand in node.inputs:
+            value = base_of(operand)
+            if self.owner.get(value) is self.owner[node]:
+                continue
+            if value.index <= self.boundary < node.index:
+                later.append((node, value))
+            else:
+                self._demand(node, value, later)
+
+    def _demand(self, reader: Node, value: Node, later: list[tuple[Node, Node]]) -> None:
+        if value in self.stored or not (is_pointwise(value) or is_reduction(value)):
+            return
+        again = value.index <= self.boundary < reader.index
+        if value not in self.owner:
+            # Computed where it is read: what it reads is read there.
+            for operand in value.inputs:
+                self._demand(reader, base_of(operand), later)
+            return
+        operations, loads = (AGAIN_OPERATIONS, AGAIN_LOADS) if again else (CHEAP_OPERATIONS, CHEAP_LOADS)
+        if self.keep_values or is_reduction(value) or not self._cheap(value, operations, loads, again):
+            self._demand_stored(value)
+
+    def _cheap(self, value: Node, operations: int, loads: int, again: bool) -> bool:
+        """Whether a value can be computed again from what is in memory, within bounds."""
+        seen: set[Node] = set()
+        read: set[Node] = set()
+        pending = [value]
+        while pending:
+            node = pending.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node in self.stored or not is_pointwise(node):
+                if is_reduction(node) and node not in self.stored:
+                    return False
+                if node.op not in LEAVES and node.tensor.elements >= value.tensor.elements > 1:
+                    read.add(node)
+                continue
+            if node.op in EXPENSIVE and not again:
+                return False
+            operations -= 1
+            pending.extend(map(base_of, node.inputs))
+            if operations < 0 or len(read) > loads:
+                return False
+        return len(read) <= loads
+
+    def _demand_stored(self, value: Node) -> None:
+        if value in self.stored or not (is_pointwise(value) or is_reduction(value)):
+            return
+        if value not in self.owner:
+            self._new("map", value, value.shape, 0)
+            self.stored.add(value)
+            self._demands(value, [])
+            return
+        self.stored.add(value)
+
+    def _prune(self) -> None:
+        """Leaves out clusters that store nothing: all their values are computed where they are read."""
+        self.clusters = [c for c in self.clusters if any(n in self.stored for n in c.nodes)]
+        self.clusters.sort(key=lambda cluster: cluster.start)
+
+
+def _identity(shape: tuple[int, ...]) -> Access:
+    return tuple(ZERO if n == 1 else _loop(i) for i, n in enumerate(shape))
+
+
+def _loop(number: int) -> Index:
+    return 0, ((number, 1),)

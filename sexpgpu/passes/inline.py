@@ -1,0 +1,142 @@
+"""Opens regions into their bodies: a flat graph of primitives, the form that kernels are cut from.
+
+Nodes of different region instances are not merged, although they may compute the same: a backward region computes
+again what its forward region did not save, and merging would keep it alive in between. Reductions are brought into the
+forms that kernels have: over the last axes (row), or over one run of axes before kept ones (column).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.ops.table import OPS
+
+# Reductions of more elements than this run over their last axis first, rows in parallel.
+LONG = 1 << 16
+# A column reduction over more rows than this runs in blocks of BLOCK rows first, where they divide.
+LONG_COLUMN, BLOCK = 1024, 256
+
+
+@dataclass(frozen=True)
+class Flat:
+    """`graph` is not interned; `sources` gives for each of its nodes the node of the original graph."""
+
+    graph: Graph
+    sources: list[Node]
+
+
+def inline(graph: Graph) -> Flat:
+    """The flat graph of a graph's live nodes."""
+    return _Inliner(graph).run()
+
+
+class _Inliner:
+    def __init__(self, graph: Graph) -> None:
+        self.source = graph
+        self.flat = Graph(graph.name)
+        self.sources: list[Node] = []
+        self.current = graph.nodes[0] if graph.nodes else None
+
+    def run(self) -> Flat:
+        values: dict[Node, Any] = {}
+        live = _live(self.source)
+        for node in self.source.nodes:
+            if node in live:
+                self.current = node
+                values[node] = self._node(node, [values[i] for i in node.inputs])
+        self.flat.outputs = {name: values[node] for name, node in self.source.outputs.items()}
+        return Flat(self.flat, self.sources)
+
+    def _node(self, node: Node, inputs: list[Any]) -> Any:
+        if node.op == "get":
+            return inputs[0][node.attributes["index"]]
+        if node.op == "region":
+            return self._region(node.attributes["body"], inputs)
+        if OPS[node.op].kind == "reduce":
+            return self._reduce(node, inputs[0])
+        return self._append(node.op, tuple(inputs), node.attributes, node)
+
+    def _region(self, body: Graph, inputs: list[Any]) -> Any:
+        values: dict[Node, Any] = dict(zip(body.inputs, inputs, strict=True))
+        for node in body.nodes:
+            if node not in values:
+                values[node] = self._node(node, [values[i] for i in node.inputs])
+        made = [values[node] for node in body.outputs.values()]
+        return made[0] if len(made) == 1 else made
+
+    def _append(self, op: str, inputs: tuple[Node, ...], attributes: dict[str, Any], like: Node) -> Node:
+        made = Node(self.flat, len(self.flat.nodes), op, inputs, attributes, like.type, like.origins)
+        return self._put(made)
+
+    def _put(self, node: Node) -> Node:
+        self.flat.nodes.append(node)
+        assert self.current is not None
+        self.sources.append(self.current)
+        return node
+
+    def _infer(self, op: str, inputs: tuple[Node, ...], attributes: dict[str, Any], like: Node) -> Node:
+        type_ = OPS[op].infer(*[i.type for i in inputs], **attributes)
+        return self._put(Node(self.flat, len(self.flat.nodes), op, inputs, attributes, type_, like.origins))
+
+    def _reduce(self, node: Node, x: Node) -> Node:
+        """One reduction as a chain of row and column reductions, the last axes first."""
+        axes = node.attributes["axes"]
+        if node.op in ("argmax", "argmin"):
+            return self._pick(node, x, axes)
+        for run in _runs(axes, x.tensor.rank):
+            x = self._run(node, x, run)
+        return x
+
+    def _pick(self, node: Node, x: Node, axes: tuple[int, ...]) -> Node:
+        """argmax and argmin are over the last axis: other axes are moved there and joined."""
+        rank = x.tensor.rank
+        kept = tuple(i for i in range(rank) if i not in axes)
+        if axes != tuple(range(rank - len(axes), rank)):
+            x = self._infer("permute", (x,), {"axes": kept + axes}, node)
+        if len(axes) != 1:
+            shape = (*x.shape[: len(kept)], prod(x.shape[len(kept) :]))
+            x = self._infer("reshape", (x,), {"shape": shape}, node)
+        return self._infer(node.op, (x,), {"axes": (len(kept),)}, node)
+
+    def _run(self, node: Node, x: Node, run: tuple[int, ...]) -> Node:
+        rank, size = x.tensor.rank, prod(x.shape[a] for a in run)
+        is_row = run[-1] == rank - 1
+        if is_row and len(run) > 1 and size > LONG:
+            x = self._infer(node.op, (x,), {"axes": run[-1:]}, node)
+            return self._run(node, x, run[:-1])
+        if not is_row and size > LONG_COLUMN and size % BLOCK == 0:
+            shape = (*x.shape[: run[0]], size // BLOCK, BLOCK, *x.shape[run[-1] + 1 :])
+            x = self._infer("reshape", (x,), {"shape": shape}, node)
+            x = self._infer(node.op, (x,), {"axes": (run[0] + 1,)}, node)
+            run = (run[0],)
+        elif is_row and size > LONG and size % BLOCK == 0:
+            shape = (*x.shape[:-1], size // BLOCK, BLOCK)
+            x = self._infer("reshape", (x,), {"shape": shape}, node)
+            x = self._infer(node.op, (x,), {"axes": (rank,)}, node)
+            run = (rank - 1,)
+        return self._infer(node.op, (x,), {"axes": run}, node)
+
+
+def _runs(axes: tuple[int, ...], rank: int) -> list[tuple[int, ...]]:
+    """Neighbouring axes together, last run first: earlier axes keep their numbers."""
+    runs: list[list[int]] = []
+    for axis in axes:
+        if runs and runs[-1][-1] == axis - 1:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    return [tuple(run) for run in reversed(runs)]
+
+
+def _live(graph: Graph) -> set[Node]:
+    live: set[Node] = set()
+    pending = list(graph.outputs.values())
+    while pending:
+        node = pending.pop()
+        if node not in live:
+            live.add(node)
+            pending.extend(node.inputs)
+    return live

@@ -1,0 +1,135 @@
+"""The buffers of a plan: what is bound by name, what the host writes before a call, and the arena with its lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from sexpgpu.ir.graph import Node
+from sexpgpu.ir.host import Expression
+from sexpgpu.ir.types import SIZES, TensorType
+from sexpgpu.passes.access import contiguous
+from sexpgpu.plan.kernel import Buffer, Generated, Launch, Place, Plan, Product
+from sexpgpu.plan.lifetime import Life, aligned, place
+from sexpgpu.plan.trace import Storage
+
+# u32 scan, microbatch, step, one unused.
+COUNTER_BYTES, KEY_BYTES, HOST_BYTES, FLAG_BYTES = 16, 8, 4, 16
+
+
+class Buffers:
+    """Collects storages while launches are made; `finish` places the arena."""
+
+    def __init__(self, keep_values: bool) -> None:
+        self.keep_values = keep_values
+        self.storage: dict[Node, Storage] = {}
+        self.claimed: dict[Node, str] = {}
+        self.names: list[str] = ["runtime:hosts", "runtime:random", "runtime:flags"]
+        self.externals: dict[str, TensorType] = {}
+        self.lives: dict[int, Life] = {}
+        self.hosts: list[tuple[Expression, Place]] = []
+        self.randoms: list[tuple[str, int, Place]] = []
+        self.flags: list[tuple[Place, int]] = []
+        self._keys: dict[tuple[str, int], Place] = {}
+        self._numbers: dict[str, int] = {name: k for k, name in enumerate(self.names)}
+
+    def _new(self, name: str) -> int:
+        self.names.append(name)
+        return len(self.names) - 1
+
+    @staticmethod
+    def external_name(node: Node) -> str:
+        return f"{node.attributes['kind']}:{node.attributes['name']}"
+
+    def named(self, name: str, node: Node) -> Storage:
+        """The storage of an external buffer of the node's type."""
+        if name not in self._numbers:
+            self._numbers[name] = self._new(name)
+            self.externals[name] = node.tensor
+        return Storage(Place(self._numbers[name]), contiguous(node.shape), SIZES[node.dtype])
+
+    def external(self, node: Node) -> None:
+        self.storage[node] = self.named(self.external_name(node), node)
+
+    def host(self, node: Node) -> None:
+        at = Place(0, HOST_BYTES * len(self.hosts))
+        self.hosts.append((node.attributes["expression"], at))
+        self.storage[node] = Storage(at, (), HOST_BYTES)
+
+    def random(self, node: Node) -> tuple[Place, Place]:
+        """Places of a random field's key and of the counter."""
+        key = (node.attributes["path"], node.attributes["ordinal"])
+        if key not in self._keys:
+            self._keys[key] = Place(1, COUNTER_BYTES + KEY_BYTES * len(self.randoms))
+            self.randoms.append((*key, self._keys[key]))
+        return self._keys[key], Place(1, 0)
+
+    def flag(self, node: Node) -> Place:
+        at = Place(2, FLAG_BYTES * len(self.flags))
+        self.flags.append((at, node.index))
+        return at
+
+    def claim(self, node: Node, target: str) -> None:
+        """The node's value will be written to this external buffer."""
+        self.claimed[node] = target
+
+    def result(self, node: Node, strides: tuple[int, ...] | None = None) -> Storage:
+        """The storage of a value that a launch is about to write."""
+        if node in self.claimed:
+            return self.named(self.claimed[node], node)
+        return self.arena(node.op, node, strides)
+
+    def arena(self, name: str, node: Node, strides: tuple[int, ...] | None = None) -> Storage:
+        number = self._new(name)
+        size = SIZES[node.dtype] * prod(node.shape)
+        self.lives[number] = Life(size, first=1 << 60, last=-1)
+        return Storage(Place(number), strides or contiguous(node.shape), SIZES[node.dtype])
+
+    def keep(self, storage: Storage, moment: int) -> None:
+        """An output lives to the end."""
+        life = self.lives.get(storage.place.buffer)
+        if life is not None:
+            life.last = 1 << 60
+
+    def touch(self, launch: Launch, moment: int) -> None:
+        """Records that a launch reads or writes its places."""
+        for at in places_of(launch):
+            life = self.lives.get(at.buffer)
+            if life is not None:
+                life.first = min(life.first, moment)
+                life.last = max(life.last, moment)
+
+    def finish(
+        self, launches: tuple[Launch, ...], outputs: dict[str, tuple[Place, TensorType]], sources: list[int]
+    ) -> Plan:
+        used = [life for life in self.lives.values() if life.last >= 0]
+        if self.keep_values:
+            for life in used:
+                life.last = 1 << 60
+        arena_bytes = place(used)
+        runtime = (HOST_BYTES * len(self.hosts), COUNTER_BYTES + KEY_BYTES * len(self.randoms), FLAG_BYTES * len(self.flags))
+        buffers: list[Buffer] = []
+        for number, name in enumerate(self.names):
+            if number < len(runtime):
+                buffers.append(Buffer(name, aligned(runtime[number]), "runtime"))
+            elif number in self.lives:
+                life = self.lives[number]
+                buffers.append(Buffer(name, life.size_bytes, "arena", life.offset))
+            else:
+                buffers.append(Buffer(name, self.externals[name].size_bytes, "external"))
+        flags = tuple((at, sources[index]) for at, index in self.flags)
+        return Plan(
+            launches, tuple(buffers), arena_bytes, self.externals, outputs, tuple(self.hosts), tuple(self.randoms), flags
+        )
+
+
+def places_of(launch: Launch) -> Iterator[Place]:
+    """Every place that a launch reads or writes."""
+    if isinstance(launch, Generated):
+        yield from (operand.place for operand in (*launch.loads, *launch.stores) if operand.place is not None)
+    elif isinstance(launch, Product):
+        yield from (launch.a.place, launch.b.place, launch.c.place)
+    else:
+        yield from (*launch.inputs, launch.out)
+        if launch.flag is not None:
+            yield launch.flag

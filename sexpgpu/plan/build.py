@@ -1,0 +1,167 @@
+"""From a graph to a plan: regions opened, kernels cut, buffers placed; every number that a device needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.passes.access import NotAffine, contiguous
+from sexpgpu.passes.fuse import HEAVY, LEAVES, Cluster, Fusion, base_of, fuse
+from sexpgpu.passes.inline import inline
+from sexpgpu.plan.buffers import Buffers
+from sexpgpu.plan.heavy import Heavy
+from sexpgpu.plan.kernel import Launch, Plan
+from sexpgpu.plan.trace import Axes, Root, Storage, Trace, generate
+
+
+def plan(graph: Graph, *, aliases: Mapping[str, str] | None = None, keep_values: bool = False) -> Plan:
+    """The plan of a graph.
+
+    aliases      output name → name of the external buffer that it is written to (`parameter:…`, `gradient:…`); an input
+                 of that name may be read by the same graph: it is replaced once nothing reads its old value
+    keep_values  every node a kernel of its own, every value kept (the reference executor)
+    """
+    flat = inline(graph)
+    fusion = fuse(flat.graph, keep_values=keep_values)
+    sources = [node.index for node in flat.sources]
+    return _Builder(fusion, sources, aliases or {}, keep_values).run()
+
+
+class _Builder:
+    def __init__(self, fusion: Fusion, sources: list[int], aliases: Mapping[str, str], keep_values: bool) -> None:
+        self.fusion = fusion
+        self.graph = fusion.graph
+        self.sources = sources
+        self.buffers = Buffers(keep_values)
+        self.launches: list[Launch] = []
+        self.aliases = aliases
+        self.pending_copies: list[tuple[Node, Storage]] = []
+        self.heavy = Heavy(self)
+
+    def run(self) -> Plan:
+        for given in self.graph.nodes:
+            if given.op == "input":
+                self.buffers.external(given)
+            elif given.op == "host":
+                self.buffers.host(given)
+        self._claim_externals()
+        items: list[tuple[int, Cluster | Node]] = [(c.start, c) for c in self.fusion.clusters]
+        items += [(n.index, n) for n in self.graph.nodes if n.op in HEAVY]
+        for _, item in sorted(items, key=lambda item: item[0]):
+            if isinstance(item, Cluster):
+                self._cluster(item)
+            else:
+                self.heavy.lower(item)
+        outputs = {name: self._output(name, node) for name, node in self.graph.outputs.items()}
+        for copied, storage in self.pending_copies:
+            self.copy(copied, storage)
+        places = {name: (storage.place, node.tensor) for name, (node, storage) in outputs.items()}
+        return self.buffers.finish(tuple(self.launches), places, self.sources)
+
+    # -- outputs
+
+    def _claim_externals(self) -> None:
+        """Outputs that may be written straight to their external buffers."""
+        readers: dict[Node, list[Node]] = {}
+        for node in self.graph.nodes:
+            for operand in node.inputs:
+                readers.setdefault(operand, []).append(node)
+        inputs = {self.buffers.external_name(n): n for n in self.graph.nodes if n.op == "input"}
+        for name, target in self.aliases.items():
+            made = self.graph.outputs.get(name)
+            if made is None or made in self.buffers.claimed or made.op in ("input", "host") or made.op in LEAVES:
+                continue
+            old = inputs.get(target)
+            if base_of(made) is made and (old is None or self._last_reader(old, made, readers)):
+                self.buffers.claim(made, target)
+
+    def _last_reader(self, old: Node, new: Node, readers: Mapping[Node, list[Node]]) -> bool:
+        """Whether only the map that computes the new value reads the old one, each element at its own place."""
+        cluster = self.fusion.owner.get(new)
+        if cluster is None or cluster.kind != "map" or cluster.space != old.shape or old in self.graph.outputs.values():
+            return False
+        return all(self.fusion.owner.get(reader) is cluster for reader in readers.get(old, ()))
+
+    def _output(self, name: str, node: Node) -> tuple[Node, Storage]:
+        """Outputs are contiguous: a view, an input or a leaf is copied."""
+        target = self.aliases.get(name)
+        storage = self.buffers.storage.get(node)
+        if target is not None:
+            external = self.buffers.named(target, node)
+            if storage is None or storage.place != external.place:
+                self.pending_copies.append((node, external))
+            return node, external
+        if storage is not None and node.op not in ("input", "host") and storage.strides == contiguous(node.shape):
+            self.buffers.keep(storage, len(self.launches))
+            return node, storage
+        made = self.buffers.arena(f"output {name}", node)
+        self.copy(node, made)
+        self.buffers.keep(made, len(self.launches))
+        return node, made
+
+    # -- launches
+
+    def add(self, launch: Launch) -> None:
+        self.buffers.touch(launch, len(self.launches))
+        self.launches.append(launch)
+
+
+    def emit(
+        self, kind: Literal["map", "row", "column"], space: tuple[int, ...], reduced: tuple[int, ...],
+        roots: list[Root], inside: set[Node],
+    ) -> None:  # fmt: skip
+        """A generated kernel; operands that strides cannot express are copied first."""
+
+        def trace_of(axes: Axes) -> Trace:
+            return Trace(axes, self.buffers.storage.get, self.buffers.random, inside)
+
+        self.add(generate(kind, space, reduced, roots, trace_of))
+
+    def copy(self, node: Node, storage: Storage) -> None:
+        """A node's value (a view's, or an expression's) written to a storage of its own shape."""
+        self.emit("map", node.shape, (), [Root(node, storage)], set())
+
+    def copied(self, node: Node) -> Storage:
+        """A contiguous copy in the arena."""
+        storage = self.buffers.arena("copy", node)
+        try:
+            self.copy(node, storage)
+        except NotAffine:
+            # A view of a view that has no even step: the inner one is copied first.
+            inner = node.inputs[0]
+            assert inner.inputs or inner in self.buffers.storage, node
+            self.buffers.storage[inner] = self.copied(inner)
+            self.copy(node, storage)
+        return storage
+
+    def _cluster(self, cluster: Cluster) -> None:
+        roots = [node for node in cluster.nodes if node in self.fusion.stored]
+        made = [Root(node, self.buffers.result(node)) for node in roots]
+        inside = set(cluster.nodes)
+        rank = len(cluster.space)
+        reduced: tuple[int, ...] = ()
+        if cluster.kind == "row":
+            reduced = tuple(range(rank - cluster.reduced, rank))
+        elif cluster.kind == "column":
+            reduced = roots[0].attributes["axes"]
+        while True:
+            try:
+                self.emit(cluster.kind, cluster.space, reduced, made, inside)
+                break
+            except NotAffine:
+                self._materialise(cluster)
+        for root in made:
+            self.buffers.storage[root.node] = root.storage
+
+    def _materialise(self, cluster: Cluster) -> None:
+        """Copies the views that the cluster's nodes read from elsewhere, so that every operand steps evenly."""
+        progress = False
+        for node in cluster.nodes:
+            for operand in node.inputs:
+                outside = self.fusion.owner.get(operand) is not cluster and operand not in self.buffers.storage
+                if outside and operand.op not in LEAVES and self.fusion.owner.get(base_of(operand)) is not cluster:
+                    self.buffers.storage[operand] = self.copied(operand)
+                    progress = True
+        assert progress, cluster
+
