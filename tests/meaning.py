@@ -243,6 +243,19 @@ def adam(
     return passed
 
 
+def lion(
+    p: Array, gradients: Sequence[Array], lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), decay: float = 0.0
+) -> list[Array]:
+    """Chen et al. 2023, algorithm 2; the caller leaves the decay out for vectors."""
+    moving, passed = np.zeros(p.shape), []
+    for g in gradients:
+        direction = np.sign(betas[0] * moving + (1 - betas[0]) * g)
+        moving = betas[1] * moving + (1 - betas[1]) * g
+        p = p - lr * (direction + decay * p)
+        passed.append(p)
+    return passed
+
+
 def clipped(gradients: dict[str, Array], limit: float) -> tuple[dict[str, Array], float]:
     """Gradients scaled by min(1, limit / norm), and the norm over all of them."""
     total = math.sqrt(sum(float(np.sum(g * g)) for g in gradients.values()))

@@ -177,6 +177,7 @@ def shapes() -> list[Case]:
         fixed("arange", "(+ a (arange -3 4))", lambda a: a + np.arange(-3, 4), a=whole(9, 0, 7, 7)),
         smooth("full", "(* x (full [4 5] 2.5))", lambda x: x * np.full((4, 5), 2.5), x=x),
         smooth("zeros and ones", "(+ (zeros-like x) (* x (ones [3 4 5])))", lambda x: x, x=x),
+        smooth("ones and zeros", "(- (ones-like x) (zeros [5]))", np.ones_like, x=x),
         smooth("tril", "(tril x)", np.tril, x=square),
         smooth("tril above", "(tril x :k 2)", lambda x: np.tril(x, 2), x=square),
         smooth("tril, wide", "(tril x :k -1)", lambda x: np.tril(x, -1), x=x),
@@ -241,6 +242,7 @@ KINKS: tuple[Kink, ...] = (
     Kink("(pow x 0)", (0.0, 2.0), (0.0, 0.0)),
     Kink("(pow x 1)", (0.0,), (1.0,)),
     Kink("(pow x 2)", (0.0,), (0.0,)),
+    Kink("(* x (stop-gradient x))", (3.0, -2.0), (3.0, -2.0)),
     Kink("(huber x (zeros-like x))", (1.0, -1.0, 0.0), (1.0, -1.0, 0.0)),
     Kink("(let (((v i) (top-k x 2))) v)", (1.0, 3.0, 3.0, 3.0), (0.0, 1.0, 1.0, 0.0)),
 )

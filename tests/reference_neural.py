@@ -39,6 +39,15 @@ def neural() -> list[Case]:
             x=normal(11, 2, 1, 5, 4),
         ),
     ]  # fmt: skip
+    images = normal(12, 2, 6, 3, 2)
+    for groups in (1, 3, 6):
+        cases.append(
+            layer(
+                f"groupnorm of {groups}", f"(groupnorm x {groups})",
+                lambda x, gain, bias, n=groups: meaning.groupnorm(x, gain, bias, n), images,
+                groupnorm__gain=positive(13, 6), groupnorm__bias=normal(14, 6),
+            )
+        )  # fmt: skip
     for n in (7, 33):
         x, gain, bias = normal(n, 3, n), positive(n + 1, n), normal(n + 2, n)
         cases += [
@@ -135,7 +144,7 @@ def optimizers() -> list[OptimizerCase]:
         gradients = tuple(exact(normal(k, *shape) * 10.0**-k) for k in range(5))
         return OptimizerCase(expression, normal(9, *shape), gradients, steps)
 
-    sgd, adam = meaning.sgd, meaning.adam
+    sgd, adam, lion = meaning.sgd, meaning.adam, meaning.lion
     return [
         case("(sgd)", sgd, 7),
         case("(sgd :lr 0.1 :momentum 0.9)", sgd, 33, lr=0.1, momentum=0.9),
@@ -146,6 +155,8 @@ def optimizers() -> list[OptimizerCase]:
         case("(adamw)", adam, 3, 7, decay=0.01),
         case("(adamw)", adam, 33),
         case("(adamw :lr 0.01 :betas [0.9 0.95] :decay 0.1)", adam, 1, 32, lr=0.01, betas=(0.9, 0.95), decay=0.1),
+        case("(lion)", lion, 33),
+        case("(lion :lr 0.01 :betas [0.8 0.9] :decay 0.1)", lion, 3, 7, lr=0.01, betas=(0.8, 0.9), decay=0.1),
     ]
 
 
@@ -158,4 +169,6 @@ def schedules() -> list[Schedule]:
         cosine(form.format(100, ""), 2000, (1, 50, 100, 101, 1050, 1999, 2000), peak=6e-4, warmup=100),
         cosine(form.format(0, ""), 10, (1, 5, 10), peak=6e-4, warmup=0),
         cosine(form.format(2, " :floor 0"), 7, (1, 2, 3, 6, 7), peak=6e-4, warmup=2, floor=0.0),
+        Schedule("(warmup-linear step :peak 0.5 :warmup 2 :total 10)", 10, {1: 0.25, 2: 0.5, 6: 0.25, 10: 0.0}),
+        Schedule("(constant-then-linear step :peak 0.5 :constant 4 :total 8)", 8, {1: 0.5, 4: 0.5, 5: 0.375, 8: 0.0}),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,31 @@ from elaborated import experiment, gradients, parameter, prediction, updated
 from reference import CASES, KINKS, OPTIMIZERS, SCHEDULES, Case, central_difference
 
 from sexpgpu.ir.host import evaluate
+from sexpgpu.lang.program import PRELUDE_FOLDER
+from sexpgpu.passes.elaboration.operations import BUILTINS
 
 # Float64 on both sides: sums in another order. A central difference is good to half the digits.
 VALUE = 1e-12
 GRADIENT = 1e-7
+
+# What has no case: no value, or one that needs a context.
+ELSEWHERE = {
+    *"append fold length list map range str values".split(),  # lists, at elaboration
+    *"dim dtype rank shape size vocab-size".split(),  # facts of tensors and loaders, at elaboration
+    *"param constant kaiming normal orthogonal trunc-normal uniform xavier".split(),  # initializers
+    *"random random-bernoulli random-normal random-uniform dropout".split(),  # draws
+    *"decays? probe weighted".split(),  # what surrounds a value
+}
+# Functions of the prelude that are parts of others.
+PARTS = {"as-channels", "attended", "below-diagonal", "integer?", "largest", "progress"}
+
+
+def test_every_operation_has_a_case() -> None:
+    text = "\n".join(path.read_text() for path in PRELUDE_FOLDER.glob("*.sexp"))
+    functions = set(re.findall(r"^\((?:defun|deflayer|defoptimizer) (\S+)", text, re.MULTILINE))
+    expressions = [case.expression for table in (CASES, KINKS, OPTIMIZERS, SCHEDULES) for case in table]
+    used = {name for expression in expressions for name in re.findall(r"\(([^\s()\[\]]+)", expression)}
+    assert (functions | set(BUILTINS)) - used == ELSEWHERE | PARTS
 
 
 def bound(case: Case) -> str:
