@@ -1,4 +1,4 @@
-"""From one file's forms to all of the experiment's: includes are replaced by what they hold. (Macros expand here, too.)"""
+"""From one file's forms to all of the experiment's: each include is replaced by what its file holds."""
 
 from __future__ import annotations
 

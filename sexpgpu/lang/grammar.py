@@ -63,7 +63,9 @@ DEFINITIONS: Mapping[str, Shape] = {
 }
 TOP_FORMS: Mapping[str, Shape] = {
     "include": Shape('(include "other.sexp")', (Part('"other.sexp"', "text"),)),
-    "assert": Shape('(assert COND "message" VALUE…)', (Part("COND"), Part('"message"', "text"), Part("VALUE", "form", "any"))),
+    "assert": Shape(
+        '(assert COND "message" VALUE…)', (Part("COND"), Part('"message"', "text"), Part("VALUE", "form", "any"))
+    ),
 }
 SPECIAL_FORMS: Mapping[str, Shape] = {
     "fn": Shape("(fn (ARG…) BODY…)", (ARGUMENTS, BODY)),

@@ -10,11 +10,22 @@ from pathlib import Path
 from sexpgpu.errors import Diagnostics, Error, nearest
 from sexpgpu.lang.expand import Expansion, expand
 from sexpgpu.lang.forms import Form, Keyword, Listing, Symbol, Text
-from sexpgpu.lang.grammar import DEFINITIONS, RUN_KEYS, SPECIAL_FORMS, TOP_FORMS, Matched, split_keywords, take_apart
+from sexpgpu.lang.grammar import (
+    DEFINITIONS,
+    RUN_KEYS,
+    SPECIAL_FORMS,
+    TOP_FORMS,
+    Matched,
+    malformed,
+    split_keywords,
+    take_apart,
+)
 from sexpgpu.lang.reader import load_source, read
 from sexpgpu.source import Source, command_line_span
 
 PRELUDE_FOLDER = Path(__file__).parent / "prelude"
+# Kinds of definitions that can be called, in the words of messages.
+FUNCTION_KINDS = {"un": "function", "layer": "layer", "region": "region", "optimizer": "optimizer"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ class Program:
     problems: tuple[Error, ...]
 
     def find(self, name: str, prelude: bool) -> Definition | None:
-        """What a name means: prelude names resolve in the prelude, a user's definition comes first in the user's files."""
+        """What a name means: in the prelude its own definition, in the user's files the user's comes first."""
         found = None if prelude else self.definitions.get(name)
         return found or self.prelude.get(name)
 
@@ -164,7 +175,8 @@ class _Collected:
             notes = [f"first defined at {before.form.span.place}"]
             raise Error("E-NAME-002", f"{definition.name} is defined twice", place, notes=notes)
         if definition.name in SPECIAL_FORMS or definition.name in DEFINITIONS:
-            raise Error("E-NAME-002", f"{definition.name} is a form of the language", place, notes=["take another name"])
+            message = f"{definition.name} is a form of the language"
+            raise Error("E-NAME-002", message, place, notes=["take another name"])
         self.definitions[definition.name] = definition
 
 
@@ -210,8 +222,7 @@ class _Overrides:
                 self._run_options(item, definition.name, apply)
                 continue
             if len(item.items) != 2 or not isinstance(item.items[0], Symbol):
-                usage = DEFINITIONS["defvariant"].usage
-                raise Error("E-SYN-001", "defvariant: a replacement is (HYPER VALUE)", item.span, notes=[f"the form is {usage}"])
+                raise malformed(item, "defvariant: a replacement is (HYPER VALUE)", DEFINITIONS["defvariant"].usage)
             name = item.items[0].name
             if self._hyper(name) is None:
                 self._guard(self._no_hyper, name, item.items[0])

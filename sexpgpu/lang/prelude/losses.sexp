@@ -13,7 +13,12 @@
                  (- total (+ (* (- 1 label-smoothing) picked) (* label-smoothing (mean z :axis -1)))))))
     (if (= ignore nil) loss (where ignored 0 loss))))
 (defun cross-entropy (logits targets &key (label-smoothing 0) (ignore nil))
+  (assert (integer? targets) "cross-entropy: targets are integers" targets)
+  (assert (and (> (rank logits) 0) (= (append (shape targets) [(dim logits -1)]) (shape logits)))
+          "cross-entropy: logits are [… classes], targets […]" logits targets)
   (cross-entropy-region logits targets label-smoothing ignore))
+
+(defun integer? (x) (or (= (dtype x) i32) (= (dtype x) i64) (= (dtype x) u8) (= (dtype x) u32)))
 
 (defun binary-cross-entropy (logits targets)
   (+ (- (maximum logits 0) (* logits targets)) (log1p (exp (neg (abs logits))))))

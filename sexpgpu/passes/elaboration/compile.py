@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sexpgpu.errors import Error, nearest
-from sexpgpu.ir.graph import Graph
+from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.lang.forms import Constant, Form, Keyword, Listing, Number, Symbol, Text
-from sexpgpu.lang.grammar import DEFINITIONS, SPECIAL_FORMS, parameters_of, split_keywords
-from sexpgpu.lang.program import Definition, Program
+from sexpgpu.lang.grammar import DEFINITIONS, SPECIAL_FORMS, parameters_of
+from sexpgpu.lang.program import FUNCTION_KINDS, Definition, Program
+from sexpgpu.passes.elaboration.calls import dynamic_call, named_call
 from sexpgpu.passes.elaboration.hypers import hyper_value
-from sexpgpu.passes.elaboration.machine import Machine, arrange, signature_template
+from sexpgpu.passes.elaboration.machine import Machine
 from sexpgpu.passes.elaboration.values import (
     POISON,
     Builtin,
@@ -24,18 +25,11 @@ from sexpgpu.passes.elaboration.values import (
     Frame,
     Function,
     LoaderName,
-    OptimizerCall,
     Problem,
     Signature,
-    UnknownKeyword,
     Value,
-    resolve_arguments,
 )
 from sexpgpu.source import Span
-
-_FUNCTION_KINDS = {"un": "function", "layer": "layer", "region": "region", "optimizer": "optimizer"}
-# How long an argument's text may be to name it in a message.
-_SHORT_TEXT = 24
 
 
 class Layout:
@@ -151,8 +145,8 @@ class Compiler:
             if special is not None and (layout.optimizer or head.name not in ("state", "update")):
                 made: Code = special(self, form, layout)
                 return made
-            return self._named_call(form, head, layout)
-        return self._dynamic_call(form, self.code(head, layout), layout)
+            return named_call(self, form, head, layout)
+        return dynamic_call(self, form, self.code(head, layout), layout)
 
     # Names
 
@@ -202,7 +196,7 @@ class Compiler:
         return [*local, *own, *self.program.prelude, *special, *tables]
 
     def _global(self, definition: Definition, span: Span) -> Code:
-        if definition.kind in _FUNCTION_KINDS:
+        if definition.kind in FUNCTION_KINDS:
             return lambda frame: self.closure(definition)
         if definition.kind == "loader":
             return constant(LoaderName(definition.name))
@@ -269,7 +263,7 @@ class Compiler:
         if key not in self._closures:
             layout = Layout(definition.prelude)
             layout.optimizer = definition.kind == "optimizer"
-            kind = _FUNCTION_KINDS[definition.kind]
+            kind = FUNCTION_KINDS[definition.kind]
             arguments = definition.matched.one("(ARG…)")
             made = self.function(definition.name, kind, arguments, definition.form, layout)
             self._pending[made] = (definition, layout)
@@ -322,7 +316,7 @@ class Compiler:
     def check_all(self) -> None:
         """Compiles every function of the user's files, called or not, so that all their problems are found."""
         for definition in self.program.definitions.values():
-            if definition.kind in _FUNCTION_KINDS:
+            if definition.kind in FUNCTION_KINDS:
                 try:
                     function = self.closure(definition).function
                     if function.body is None and function in self._pending:
@@ -330,99 +324,6 @@ class Compiler:
                 except Error as error:
                     self.machine.report(error)
 
-    # Calls
-
-    def _arguments(self, form: Listing, layout: Layout) -> tuple[list[Code], list[str], tuple[str, ...], list[str]]:
-        """Codes of the arguments in the order written, the keywords last; positional texts for messages."""
-        items = form.items[1:]
-        if not any(isinstance(item, Keyword) for item in items):
-            return [self.code(item, layout) for item in items], [_text(i) for i in items], (), []
-        head = form.head or "this call"
-        positional, keywords = split_keywords(form, items, head)
-        codes = [self.code(item, layout) for item in [*positional, *keywords.values()]]
-        return codes, [_text(i) for i in positional], tuple(keywords), [_text(i) for i in keywords.values()]
-
-    def _named_call(self, form: Listing, head: Symbol, layout: Layout) -> Code:
-        definition = self.program.find(head.name, layout.prelude)
-        if definition is not None:
-            if definition.kind == "optimizer":
-                return self._optimizer_call(form, self.closure(definition), layout)
-            if definition.kind in _FUNCTION_KINDS:
-                return self._static_call(form, self.closure(definition), layout)
-        elif head.name in self.builtins and head.name not in self.dynamic and head.name not in self.constants:
-            return self._builtin_call(form, self.builtins[head.name], layout)
-        return self._dynamic_call(form, self.symbol(head, layout), layout)
-
-    def places(self, signature: Signature, name: str, form: Listing, positional: int, keywords: Sequence[str]) -> Any:
-        """Which parameter each argument fills, or the error with its place."""
-        try:
-            return resolve_arguments(signature, positional, keywords, name)
-        except UnknownKeyword as problem:
-            at = next(i for i in form.items if isinstance(i, Keyword) and i.name == problem.keyword)
-            raise Error(problem.code, problem.message, at.span, notes=problem.notes) from None
-        except Problem as problem:
-            raise Error(problem.code, problem.message, form.span, notes=problem.notes) from None
-
-    def _static_call(self, form: Listing, closure: Closure, layout: Layout) -> Code:
-        codes, texts, keywords, _ = self._arguments(form, layout)
-        function, machine, span = closure.function, self.machine, form.span
-        places = self.places(function.signature, function.name, form, len(texts), keywords)
-
-        def run(frame: Frame) -> Value:
-            return machine.invoke(closure, places, [code(frame) for code in codes], span)
-
-        return run
-
-    def _builtin_call(self, form: Listing, builtin: Builtin, layout: Layout) -> Code:
-        codes, texts, keywords, more = self._arguments(form, layout)
-        machine, span = self.machine, form.span
-        places = self.places(builtin.signature, builtin.name, form, len(texts), keywords)
-        template = signature_template(builtin)
-        texts += more
-        in_order = places == tuple(range(len(template)))
-
-        def run(frame: Frame) -> Value:
-            values = [code(frame) for code in codes]
-            for value in values:
-                if value is POISON:
-                    return POISON
-            arguments = values if in_order else arrange(template, places, values)
-            return machine.builtin(builtin, arguments, span, texts, values)
-
-        return run
-
-    def _optimizer_call(self, form: Listing, closure: Closure, layout: Layout) -> Code:
-        """An optimizer with its keywords; parameter and gradient are given when it is elaborated for each parameter."""
-        codes, texts, keywords, _ = self._arguments(form, layout)
-        function, span = closure.function, form.span
-        if texts:
-            raise Error("E-SYN-002", f"{function.name} takes keywords only", form.items[1].span)
-        self.places(function.signature, function.name, form, len(function.signature.names), keywords)
-
-        def run(frame: Frame) -> Value:
-            values = [code(frame) for code in codes]
-            return OptimizerCall(closure, tuple(zip(keywords, values)), span)
-
-        return run
-
-    def _dynamic_call(self, form: Listing, head: Code, layout: Layout) -> Code:
-        codes, _, keywords, _ = self._arguments(form, layout)
-        machine, span = self.machine, form.span
-
-        def run(frame: Frame) -> Value:
-            called = head(frame)
-            return machine.call(called, [code(frame) for code in codes], span, keywords)
-
-        return run
-
-
-def _text(form: Form) -> str:
-    """How a message names an argument."""
-    text = form.span.text if form.span.length else ""
-    return text if len(text) <= _SHORT_TEXT and "\n" not in text else text.split("\n")[0][:_SHORT_TEXT] + "…"
-
 
 def _holds_node(value: Value) -> bool:
-    from sexpgpu.ir.graph import Node
-
     return isinstance(value, Node) or (isinstance(value, tuple) and any([_holds_node(v) for v in value]))

@@ -13,6 +13,7 @@ from sexpgpu.lang.program import Definition, Program
 from sexpgpu.loaderspec import Header, LoaderSpec
 from sexpgpu.passes.elaboration.compile import Compiler
 from sexpgpu.passes.elaboration.hypers import CommandText
+from sexpgpu.passes.elaboration.machine import Wrong
 from sexpgpu.passes.elaboration.values import POISON, Problem, Value, describe, integer, number
 
 HeaderReader = Callable[[LoaderSpec], Header]
@@ -25,10 +26,6 @@ KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "arrays": _COMMON,
     "builtin": ("tokenizer", "seq", *_COMMON),
 }
-
-
-class Wrong(Exception):
-    """A part of a form is wrong and reported: there is no result."""
 
 
 class Loaders:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sexpgpu.errors import Error
 from sexpgpu.ir.graph import Graph, Node, Origin
@@ -30,6 +30,8 @@ from sexpgpu.source import Span
 
 if TYPE_CHECKING:
     from sexpgpu.passes.elaboration.compile import Compiler
+
+_Made = TypeVar("_Made")
 
 MAXIMUM_CALLS = 1_000
 # How many calls a message shows; the others are counted.
@@ -70,6 +72,10 @@ class Context:
 
     training: bool | None = None
     steps: bool = False
+
+
+class Wrong(Exception):
+    """A part of a form is wrong and reported: there is no result."""
 
 
 class Machine:
@@ -128,7 +134,14 @@ class Machine:
         """Reports a problem of the form at `span`, with the calls that led there."""
         if not problem.message:
             return POISON
-        return self.report(self.located(problem, span, label))
+        error = self.located(problem, span, label)
+        if span.source.prelude and error.span is not None:
+            # One wrong call of a prelude function is one problem, however often it shows inside.
+            place = ("prelude", error.span.source.name, error.span.start)
+            if place in self._reported:
+                return POISON
+            self._reported.add(place)
+        return self.report(error)
 
     def located(self, problem: TypeMismatch, span: Span, label: str = "") -> Error:
         place, frame, repeats, notes = self.user_place(span)
@@ -145,6 +158,18 @@ class Machine:
             notes.append(f"and {more} more calls around these")
         label = getattr(problem, "label", "") or label
         return Error(problem.code, problem.message, place, label=label, notes=[*notes, *getattr(problem, "notes", ())])
+
+    def guarded(self, take: Callable[[], _Made], default: _Made) -> _Made:
+        """The result, or the default where a problem (reported) leaves none."""
+        try:
+            return take()
+        except Wrong:
+            pass
+        except Error as error:
+            self.report(error)
+        except RecursionError:
+            self.report(Error("E-SYN-003", "forms and calls are nested too deeply", self.here))
+        return default
 
     # Calls
 

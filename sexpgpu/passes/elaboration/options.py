@@ -10,12 +10,24 @@ from sexpgpu.ir.host import Expression
 from sexpgpu.lang.forms import Constant, Form, Keyword, Listing, Symbol, Text
 from sexpgpu.lang.grammar import RUN_KEYS, split_keywords
 from sexpgpu.lang.program import Definition, Program, unknown_run_key
-from sexpgpu.passes.elaboration.loaders import Loaders, Wrong
-from sexpgpu.passes.elaboration.values import Problem, Scalar, Value, boolean, describe, integer, is_number, number, plain
+from sexpgpu.passes.elaboration.loaders import Loaders
+from sexpgpu.passes.elaboration.machine import Wrong
+from sexpgpu.passes.elaboration.values import (
+    Problem,
+    Scalar,
+    Value,
+    boolean,
+    describe,
+    integer,
+    is_number,
+    number,
+    plain,
+)
 from sexpgpu.passes.experiment import Checkpoint, Evaluation, Metric, Stop
 from sexpgpu.source import Span, command_line_span
 
 PRECISIONS = ("off", "bfloat16", "float16")
+NEEDED_KEYS = "a run needs :data, :loss, :optimizer, and :steps or :epochs"
 REDUCERS = ("mean", "sum", "max", "min")
 _Made = TypeVar("_Made")
 
@@ -31,6 +43,9 @@ def chosen_run(program: Program) -> Definition:
             notes = [f"did you mean {close}?"] if close else [f"runs: {names or 'none'}"]
             raise Error("E-RUN-005", f"no run {program.run}", command_line_span(program.run), notes=notes)
         return found[0]
+    if not runs and program.problems:
+        # The run may be what could not be read.
+        raise Wrong
     if len(runs) != 1:
         message = f"the file has several runs: {names}" if runs else "the file has no defrun"
         note = "choose one with --run" if runs else "add (defrun NAME :data … :loss … :optimizer … :steps …)"
@@ -68,8 +83,8 @@ class Options:
     def need(self, key: str) -> Form:
         """A key that every run has."""
         if key not in self.keys:
-            note = "a run needs :data, :loss, :optimizer, and :steps or :epochs"
-            self.machine.report(Error("E-RUN-001", f"the run {self.run.name} has no :{key}", self.run.form.span, notes=[note]))
+            message = f"the run {self.run.name} has no :{key}"
+            self.machine.report(Error("E-RUN-001", message, self.run.form.span, notes=[NEEDED_KEYS]))
             raise Wrong
         return self.keys[key]
 
@@ -81,13 +96,7 @@ class Options:
         return self.guarded(lambda: take(form), default)
 
     def guarded(self, take: Callable[[], _Made], default: _Made) -> _Made:
-        try:
-            return take()
-        except Wrong:
-            pass
-        except Error as error:
-            self.machine.report(error)
-        return default
+        return self.machine.guarded(take, default)
 
     # Values of one form
 
@@ -143,7 +152,7 @@ class Options:
         """`[a b]`."""
         if not isinstance(form, Listing) or not all(isinstance(item, (Symbol, Text)) for item in form.items):
             raise Error("E-SYN-001", f"{what} is a list of names, as in [a b]", form.span)
-        return tuple([(item.name if isinstance(item, Symbol) else getattr(item, "value", ""), item.span) for item in form.items])
+        return tuple([(_word(item), item.span) for item in form.items])
 
     def boolean(self, form: Form, what: str) -> bool:
         try:
@@ -264,3 +273,7 @@ class Options:
             return tuple([name for name, _ in self.names(form, ":diagnostics")])
 
         return self.read("diagnostics", take, ())
+
+
+def _word(form: Form) -> str:
+    return form.name if isinstance(form, Symbol) else form.value if isinstance(form, Text) else ""

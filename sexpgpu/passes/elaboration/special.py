@@ -98,11 +98,11 @@ def condition(machine: Machine, value: Value, span: Span) -> Value:
     if value is None:
         return False
     if isinstance(value, Node):
-        problem = Problem("E-TYPE-002", f"a condition on a tensor, {value.type}", notes=["`where` chooses element by element"])
-        return machine.problem(problem, span)
+        notes = ["`where` chooses element by element"]
+        return machine.problem(Problem("E-TYPE-002", f"a condition on a tensor, {value.type}", notes=notes), span)
     if is_number(value):
-        note = "write a comparison, as in (> x 0)"
-        return machine.problem(Problem("E-TYPE-001", f"a condition is true or false, not {describe(value)}", notes=[note]), span)
+        message = f"a condition is true or false, not {describe(value)}"
+        return machine.problem(Problem("E-TYPE-001", message, notes=["write a comparison, as in (> x 0)"]), span)
     return True
 
 
@@ -124,7 +124,7 @@ def _if(compiler: Compiler, form: Listing, layout: Layout) -> Code:
     test_form = matched.one("COND")
     test = compiler.code(test_form, layout)
     then = compiler.code(matched.one("THEN"), layout.child())
-    other = compiler.body(matched.parts["ELSE"], layout.child()) if matched.parts["ELSE"] else lambda frame: None
+    other = compiler.body(matched.parts["ELSE"], layout.child()) if matched.parts["ELSE"] else _nothing
     return _branch(compiler.machine, test, test_form.span, then, other, form.span)
 
 
@@ -142,10 +142,14 @@ def _branch(machine: Machine, test: Code, place: Span, then: Code, other: Code, 
     return run
 
 
+def _nothing(frame: Frame) -> Value:
+    return None
+
+
 def _cond(compiler: Compiler, form: Listing, layout: Layout) -> Code:
     shape = SPECIAL_FORMS["cond"]
     clauses = take_apart(form, shape).parts["(COND BODY…)"]
-    code: Code = lambda frame: None
+    code: Code = _nothing
     for k in range(len(clauses) - 1, -1, -1):
         clause = clauses[k]
         assert isinstance(clause, Listing)
@@ -274,20 +278,22 @@ def assertion(compiler: Compiler, form: Listing, layout: Layout) -> Code:
     text = matched.one('"message"')
     values = [(part.span.text, compiler.code(part, layout)) for part in matched.parts["VALUE"]]
     machine, message = compiler.machine, getattr(text, "value", "")
-    # The values of a comparison's sides are shown, too.
-    if isinstance(test_form, Listing):
-        sides = [p for p in test_form.items[1:] if not getattr(p, "value", None) is not None]
-        values += [(p.span.text, compiler.code(p, layout)) for p in sides if isinstance(p, (Symbol, Listing))]
+    # The prelude's own assertions are about shapes; the user's show the values of a comparison's sides, too.
+    code_name = "E-SHAPE-001" if layout.prelude else "E-ASSERT-001"
+    if isinstance(test_form, Listing) and not layout.prelude:
+        sides = [p for p in test_form.items[1:] if isinstance(p, (Symbol, Listing))]
+        values += [(p.span.text, compiler.code(p, layout)) for p in sides if p.span.text not in dict(values)]
 
     def run(frame: Frame) -> Value:
         value = condition(machine, test(frame), test_form.span)
         if value is POISON:
             return POISON
         if isinstance(value, Scalar):
-            return machine.problem(Problem("E-TYPE-002", "assert: the condition is not known before the run"), test_form.span)
+            problem = Problem("E-TYPE-002", "assert: the condition is not known before the run")
+            return machine.problem(problem, test_form.span)
         if not value:
             shown = [f"{name} is {describe(code(frame))}" for name, code in values]
-            return machine.problem(Problem("E-ASSERT-001", message, label=", ".join(shown)), form.span)
+            return machine.problem(Problem(code_name, message, label=", ".join(shown)), form.span)
         return None
 
     return run

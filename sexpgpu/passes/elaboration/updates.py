@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from sexpgpu.errors import Error
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.host import Expression
 from sexpgpu.lang.forms import Form, Listing, Symbol, Text
 from sexpgpu.passes.elaboration.compile import Compiler
-from sexpgpu.passes.elaboration.loaders import Wrong
 from sexpgpu.passes.elaboration.lowering import broadcast, cast, fill
-from sexpgpu.passes.elaboration.machine import Context, Machine, UpdateState
+from sexpgpu.passes.elaboration.machine import Context, Machine, UpdateState, Wrong
 from sexpgpu.passes.elaboration.scope import Parameters, Scope
 from sexpgpu.passes.elaboration.values import POISON, OptimizerCall, Problem, Scalar, Value, describe, is_number, plain
 from sexpgpu.passes.experiment import Parameter, State
@@ -100,10 +100,11 @@ def _one_parameter(machine: Machine, graph: Graph, parameter: Parameter, call: O
     places = (0, 1, *[count + key_names.index(key) for key, _ in call.keywords])
     try:
         if count != 2:
-            raise machine.located(Problem("E-SYN-002", f"an optimizer takes (P G &key …), {function.name} has {count}"), span)
+            raise Problem("E-SYN-002", f"an optimizer takes (P G &key …), {function.name} has {count} arguments")
         made = machine.invoke(call.closure, places, [p, gradient, *[v for _, v in call.keywords]], span)
         if made is not POISON:
-            graph.outputs[f"parameter:{parameter.name}"] = declared.fitting(made, shape, f"{function.name} of {parameter.name}")
+            what = f"{function.name}: the parameter {parameter.name}"
+            graph.outputs[f"parameter:{parameter.name}"] = declared.fitting(made, shape, what)
             for name, (_, node, new) in declared.made.items():
                 graph.outputs[f"state:{parameter.name}:{name}"] = node if new is None else new
     except Problem as problem:
@@ -152,7 +153,5 @@ class _States:
 
 def freeze(parameters: Mapping[str, Parameter], patterns: Sequence[str]) -> list[Parameter]:
     """The parameters, those that a pattern matches untrainable."""
-    from dataclasses import replace
-
     matchers = [glob(p) for p in patterns]
     return [replace(p, trainable=p.trainable and not any(m.match(p.name) for m in matchers)) for p in parameters.values()]

@@ -16,7 +16,7 @@ from sexpgpu.ops.record import TypeMismatch
 from sexpgpu.source import Span
 
 if TYPE_CHECKING:
-    from sexpgpu.passes.elaboration.machine import Machine
+    pass
 
 Value = Any
 # The variables of one function's activation, by slot; compiled code reads and fills them.

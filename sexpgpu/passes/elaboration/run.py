@@ -1,0 +1,55 @@
+"""The options of a run as one record, evaluated and checked against each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sexpgpu.errors import Error
+from sexpgpu.passes.elaboration.graphs import training_short
+from sexpgpu.passes.elaboration.loaders import Loaders
+from sexpgpu.passes.elaboration.options import NEEDED_KEYS, PRECISIONS, Options
+from sexpgpu.passes.experiment import RunOptions
+
+
+def run_options(reader: Options, loaders: Loaders, steps: int | None) -> RunOptions | None:
+    """The options of the run; None where there is no data to elaborate it on."""
+    machine, keys = reader.machine, reader.keys
+    if steps is not None:
+        keys.pop("epochs", None)
+    for one, other in (("steps", "epochs"), ("microbatches", "global-batch")):
+        if one in keys and other in keys:
+            machine.report(Error("E-RUN-003", f":{one} and :{other} exclude each other", keys.pop(other).span))
+    step_count = steps if steps is not None else reader.read("steps", reader.count("steps", 0), None)
+    epochs = reader.read("epochs", reader.count("epochs", 1), None)
+    if steps is None and "steps" not in keys and "epochs" not in keys:
+        message = f"the run {reader.run.name} has neither :steps nor :epochs"
+        machine.report(Error("E-RUN-001", message, reader.run.form.span, notes=[NEEDED_KEYS]))
+    global_batch = reader.read("global-batch", reader.count("global-batch", 1), None)
+    loaders.default_batch = global_batch
+    microbatches = reader.read("microbatches", reader.count("microbatches", 1), None if global_batch else 1)
+    if "init" in keys:
+        machine.report(Error("E-RUN-004", ":init is not there yet", keys["init"].span))
+    data = reader.guarded(lambda: loaders.named(reader.need("data"), ":data"), None)
+    made = RunOptions(
+        data=data or "",
+        steps=step_count,
+        epochs=epochs,
+        microbatches=microbatches,
+        global_batch=global_batch,
+        clip_grad_norm=reader.read("clip-grad-norm", reader.expression, None),
+        precision=reader.read("precision", lambda form: reader.word(form, PRECISIONS, ":precision"), "off"),
+        ema=reader.read("ema", reader.fraction("ema"), None),
+        evaluations=reader.evaluations(),
+        checkpoint=reader.checkpoint(),
+        stop=reader.stop(),
+        diagnostics=reader.diagnostics(),
+        log_every=reader.read("log-every", reader.count("log-every", 1), 1),
+        sum_lanes=reader.read("sum-lanes", reader.count("sum-lanes", 1), None),
+        seed=reader.read("seed", reader.count("seed", 0), 0),
+    )
+    header = loaders.header(data) if data is not None else None
+    for key in ("loss", "optimizer"):
+        reader.guarded(lambda k=key: reader.need(k), None)  # type: ignore[misc]
+    if header is None:
+        return None
+    return replace(made, short=training_short(made, header, loaders.spec(data or "")))
