@@ -236,11 +236,11 @@ TANH_NEAR = 0.52
 
 def k_tanh(x: Value) -> Value:
     """An odd polynomial near 0, else 1 − 2/(e^2|x| + 1)."""
-    magnitude = from_bits(bits(x) & 0x7FFFFFFF)
-    s = x * x
-    near = fma(_horner(s, (1.57394409e-2, -5.23025580e-2, 1.33152172e-1, -3.33327681e-1)) * s, x, x)
-    far = 1.0 - 2.0 / (k_exp(magnitude + magnitude) + 1.0)
-    return select(magnitude < TANH_NEAR, near, _signed_as(far, x))
+    t = from_bits(bits(x) & 0x7FFFFFFF)
+    s = t * t
+    near = fma(_horner(s, (1.57394409e-2, -5.23025580e-2, 1.33152172e-1, -3.33327681e-1)) * s, t, t)
+    far = 1.0 - 2.0 / (k_exp(t + t) + 1.0)
+    return _signed_as(select(t < TANH_NEAR, near, far), x)
 
 
 ERF_FAR = (-1.06777877e-1, -6.34846687e-1, -1.28717512e-1)
@@ -254,9 +254,9 @@ def k_erf(x: Value) -> Value:
     r = fma(fma(t, -1.72853470e-5, 3.83197126e-4), s, fma(t, -3.88396438e-3, 2.42546219e-2))
     for coefficient in ERF_FAR:
         r = fma(r, t, coefficient)
-    far = _signed_as(1.0 - k_exp(fma(r, t, -t)), x)
+    far = _signed_as(select(t > 4.0, 1.0, 1.0 - k_exp(fma(r, t, -t))), x)
     near = fma(_horner(s, ERF_NEAR), x, x)
-    return select(t > 0.921875, select(t > 4.0, _signed_as(t * 0.0 + 1.0, x), far), near)
+    return select(t > 0.921875, far, near)
 
 
 def _power(x: Value, y: Value) -> Value:
