@@ -28,7 +28,7 @@ CHEAP_OPERATIONS, CHEAP_LOADS = 4, 1
 AGAIN_OPERATIONS, AGAIN_LOADS = 48, 5
 
 
-@dataclass
+@dataclass(eq=False)
 class Cluster:
     """`space` is the shape of its elements; in rows, `reduced` of its last axes are the row. `start` orders clusters."""
 
@@ -81,6 +81,7 @@ class _Fuser:
         self.owner: dict[Node, Cluster] = {}
         self.stored: set[Node] = set()
         self.readers: dict[Node, list[Node]] = {}
+        self.outputs = set(graph.outputs.values())
         forward = [n.index for name, n in graph.outputs.items() if not name.startswith("gradient:")]
         has_gradients = len(forward) < len(graph.outputs)
         # Nodes after this one belong to the backward pass.
@@ -127,6 +128,44 @@ class _Fuser:
             self._new("row", node, node.inputs[0].shape, len(node.attributes["axes"]))
         else:
             self._new("map", node, node.shape, 0)
+        if not self.keep_values:
+            self._merge_operands(node)
+
+    def _merge_operands(self, node: Node) -> None:
+        """A node with operands of two clusters over the same space may make them one."""
+        for operand in map(base_of, node.inputs):
+            mine, other = self.owner[node], self.owner.get(operand)
+            if other is None or other is mine:
+                continue
+            first, second = sorted((mine, other), key=lambda cluster: cluster.start)
+            if self._mergeable(first, second):
+                for moved in second.nodes:
+                    self.owner[moved] = first
+                first.nodes.extend(second.nodes)
+                if second.kind == "row":
+                    first.kind, first.reduced = "row", second.reduced
+                # Left empty: it stores nothing and goes with the others that do not.
+                second.nodes = []
+
+    def _mergeable(self, first: Cluster, second: Cluster) -> bool:
+        """Whether all that `second` reads from others is there before `first` begins, and from `first` in place."""
+        kinds = {first.kind, second.kind}
+        if first.space != second.space or "column" in kinds or len(first.nodes) + len(second.nodes) > MOST_NODES:
+            return False
+        if kinds == {"row"} and first.reduced != second.reduced or first.start <= self.boundary < second.start:
+            return False
+        for node in second.nodes:
+            for operand in node.inputs:
+                source = base_of(operand)
+                owner = self.owner.get(source)
+                if owner is first:
+                    shape = operand.shape
+                    space = first.space if shape == first.space else first.row_space
+                    if not self._in_place(operand, shape, first, space):
+                        return False
+                elif owner is not second and self._begins(source) >= first.start:
+                    return False
+        return True
 
     def _new(self, kind: Literal["map", "row", "column"], node: Node, space: tuple[int, ...], reduced: int) -> None:
         cluster = Cluster(kind, node.index, space, reduced, [node])
@@ -136,7 +175,7 @@ class _Fuser:
     def _only_for_a_column(self, node: Node) -> bool:
         """Read by one column reduction alone: computed there, by name of its operands."""
         readers = self.readers.get(node, [])
-        if self.keep_values or len(readers) != 1 or node in self.graph.outputs.values():
+        if self.keep_values or len(readers) != 1 or node in self.outputs:
             return False
         reader = readers[0]
         return is_reduction(reader) and reader.attributes["axes"][-1] != reader.inputs[0].tensor.rank - 1

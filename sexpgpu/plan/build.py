@@ -32,6 +32,7 @@ class _Builder:
     def __init__(self, fusion: Fusion, sources: list[int], aliases: Mapping[str, str], keep_values: bool) -> None:
         self.fusion = fusion
         self.graph = fusion.graph
+        self.outputs = set(fusion.graph.outputs.values())
         self.sources = sources
         self.buffers = Buffers(keep_values)
         self.launches: list[Launch] = []
@@ -79,7 +80,7 @@ class _Builder:
     def _last_reader(self, old: Node, new: Node, readers: Mapping[Node, list[Node]]) -> bool:
         """Whether only the map that computes the new value reads the old one, each element at its own place."""
         cluster = self.fusion.owner.get(new)
-        if cluster is None or cluster.kind != "map" or cluster.space != old.shape or old in self.graph.outputs.values():
+        if cluster is None or cluster.kind != "map" or cluster.space != old.shape or old in self.outputs:
             return False
         return all(self.fusion.owner.get(reader) is cluster for reader in readers.get(old, ()))
 

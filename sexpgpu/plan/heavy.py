@@ -26,6 +26,7 @@ class Heavy:
     def __init__(self, builder: _Builder) -> None:
         self.builder = builder
         self.buffers = builder.buffers
+        self.outputs = set(builder.graph.outputs.values())
         self.readers: dict[Node, list[Node]] = {}
         for node in builder.graph.nodes:
             for operand in node.inputs:
@@ -147,7 +148,7 @@ class Heavy:
         orders = {reader.attributes["axes"] for reader in readers if reader.op == "permute"}
         if len(orders) != 1 or any(reader.op != "permute" for reader in readers) or node in self.buffers.claimed:
             return None
-        if node in self.builder.graph.outputs.values():
+        if node in self.outputs:
             return None
         (axes,) = orders
         permuted = contiguous(tuple(node.shape[a] for a in axes))
