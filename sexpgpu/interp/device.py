@@ -1,0 +1,156 @@
+"""The CPU as a device: memory is NumPy's, a graph is planned, compiled by Numba and run from a native tape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sexpgpu.device import Counter, DeviceKind, Lowering, OutOfRange
+from sexpgpu.interp.executor import Engine
+from sexpgpu.interp.executor import Executable as LoadedPlan
+from sexpgpu.ir.graph import Graph
+from sexpgpu.ir.types import TensorType
+from sexpgpu.ops.pointwise import numpy_dtype
+from sexpgpu.plan.build import plan
+from sexpgpu.plan.kernel import Generated, Plan, Product
+from sexpgpu.settings import Settings
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+# Outputs of these names are written to the external buffer of the same name.
+BOUND_OUTPUTS = ("gradient:", "parameter:", "state:", "buffer:")
+# Elements that one pass of a sum of squares widens to float64 at a time.
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class CpuMemory:
+    """A contiguous tensor in NumPy's memory."""
+
+    type: TensorType
+    array: Array
+
+
+class CpuExecutable:
+    """A graph that is ready to run on the CPU."""
+
+    def __init__(self, graph: Graph, made: Plan, loaded: LoadedPlan, lowering: Lowering) -> None:
+        self.graph = graph
+        self.plan = made
+        self.loaded = loaded
+        self._lowering = lowering
+
+    @property
+    def lowering(self) -> Lowering:
+        return self._lowering
+
+    @property
+    def externals(self) -> Mapping[str, TensorType]:
+        return self.plan.externals
+
+    def bind(self, name: str, memory: CpuMemory) -> None:
+        self.loaded.bind(name, memory.array)
+
+    def run(self, hosts: Mapping[str, float], counter: Counter) -> None:
+        self.loaded.run(hosts, counter.microbatch, counter.step)
+
+    def output(self, name: str) -> Array:
+        return self.loaded.output(name).copy()
+
+    def out_of_range(self) -> Sequence[OutOfRange]:
+        return [OutOfRange(flag.node, flag.index, flag.limit) for flag in self.loaded.flags()]
+
+
+class CpuDevice:
+    """The interpreter's device. Threads follow the setting; a result never does."""
+
+    kind: DeviceKind = "cpu"
+
+    def __init__(self, settings: Settings) -> None:
+        self.engine = Engine(settings.threads, settings.cache)
+        self.keep_values = settings.keep_values
+        self._held_bytes = 0
+
+    @property
+    def description(self) -> str:
+        threads = f"{self.engine.threads} thread" + ("s" if self.engine.threads > 1 else "")
+        numba = ".".join(metadata.version("numba").split(".")[:2])
+        return f"cpu {threads}, {simd_class()}, Numba {numba}"
+
+    def allocate(self, type: TensorType) -> CpuMemory:
+        self._held_bytes += type.size_bytes
+        return CpuMemory(type, np.zeros(type.shape, numpy_dtype(type.dtype)))
+
+    def part(self, memory: CpuMemory, offset_elements: int, type: TensorType) -> CpuMemory:
+        flat = memory.array.reshape(-1)[offset_elements : offset_elements + type.elements]
+        return CpuMemory(type, flat.reshape(type.shape))
+
+    def write(self, memory: CpuMemory, array: Array) -> None:
+        memory.array[...] = array
+
+    def read(self, memory: CpuMemory) -> Array:
+        return memory.array.copy()
+
+    def prepare(self, graph: Graph, seed: int) -> CpuExecutable:
+        aliases = {name: name for name in graph.outputs if name.startswith(BOUND_OUTPUTS)}
+        made = plan(graph, aliases=aliases, keep_values=self.keep_values)
+        loaded = self.engine.load(made, seed)
+        self._held_bytes += made.arena_bytes
+        return CpuExecutable(graph, made, loaded, self._lowering(graph, made))
+
+    def _lowering(self, graph: Graph, made: Plan) -> Lowering:
+        products = sum(isinstance(launch, Product) for launch in made.launches)
+        fused = sum(isinstance(x, Generated) and _computes(x) > 1 for x in made.launches)
+        return Lowering(
+            nodes=len(graph.nodes),
+            kernels=len(made.launches) - products,
+            fused=fused,
+            products=products,
+            arena_bytes=made.arena_bytes,
+            product_engine=self.engine.product_engine,
+            notes=tuple(self.engine.notes),
+        )
+
+    def add(self, target: CpuMemory, source: CpuMemory) -> None:
+        np.add(target.array, source.array, out=target.array)
+
+    def square_sum(self, memory: CpuMemory) -> float:
+        flat = memory.array.reshape(-1)
+        parts = [np.square(flat[i : i + CHUNK], dtype=np.float64).sum() for i in range(0, flat.size, CHUNK)]
+        return float(np.sum(parts))
+
+    def peak_bytes(self) -> int:
+        return self._held_bytes
+
+    def free_bytes(self) -> int:
+        with open("/proc/meminfo") as file:
+            found = {line.split(":")[0]: line.split()[1] for line in file}
+        return int(found["MemAvailable"]) * 1024
+
+
+def _computes(launch: Generated) -> int:
+    """How many operations a kernel computes, constants and casts of indices aside."""
+    return sum(instruction.op != "constant" for instruction in launch.program.body)
+
+
+def simd_class() -> str:
+    """The widest vectors that the code is made for."""
+    from llvmlite import binding
+
+    features = binding.get_host_cpu_features()
+    for feature, name in (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("sse4.2", "SSE4.2"), ("sve", "SVE"), ("neon", "NEON")):
+        if features.get(feature):
+            return name
+    return "no vectors"
+
+
+def open_cpu(settings: Settings) -> CpuDevice:
+    """The CPU with the threads and the kernel cache of the settings."""
+    return CpuDevice(settings)
