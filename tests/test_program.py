@@ -198,7 +198,8 @@ def test_the_default_learning_rate_of_an_optimizer_is_known() -> None:
 
 
 def test_loader_lines_have_a_spec_with_all_they_say() -> None:
-    text = '(defloader d (text ["a" "b"] :tokenizer (bytes) :seq 6 :batch 2 :split (train 0.9 val 0.1) :part val :order file :limit 3))'
+    split = ":split (train 0.9 val 0.1) :part val :order file :limit 3"
+    text = f'(defloader d (text ["a" "b"] :tokenizer (bytes) :seq 6 :batch 2 {split}))'
     spec = elaborated(text + '\n(defrun r :data d :loss (cast tokens f32) :optimizer (sgd) :steps 1)').loaders["d"]
     assert (spec.paths, spec.tokenizer, spec.seq, spec.batch) == (("a", "b"), ("bytes",), 6, 2)
     assert (spec.split, spec.part, spec.order, spec.limit) == ((("train", 0.9), ("val", 0.1)), "val", "file", 3)

@@ -25,7 +25,8 @@ class Expansion:
 
 def expand(source: Source, allow_outside: bool = False) -> Expansion:
     """The forms of a source with its includes in place; problems are gathered in `errors`."""
-    root = source.path.resolve().parent if source.path is not None else None
+    # A text that is no file stands in the current folder.
+    root = source.path.resolve().parent if source.path is not None else Path().resolve()
     made = Expansion()
     _expand_source(source, made, _Chain(root, allow_outside, ()))
     return made
@@ -35,7 +36,7 @@ def expand(source: Source, allow_outside: bool = False) -> Expansion:
 class _Chain:
     """How the reader got here: (resolved path, shown name) from the main file on."""
 
-    root: Path | None
+    root: Path
     allow_outside: bool
     files: tuple[tuple[Path, str], ...]
 
@@ -65,9 +66,8 @@ def _included(form: Listing, source: Source, chain: _Chain, made: Expansion) -> 
     """The source that an include names."""
     text = take_apart(form, TOP_FORMS["include"]).one('"other.sexp"')
     assert isinstance(text, Text)
-    if source.path is None or chain.root is None:
-        raise Error("E-READ-007", "include: this text is no file, so that paths have no folder", form.span)
-    path = source.path.resolve().parent / text.value
+    folder = chain.root if source.path is None else source.path.resolve().parent
+    path = folder / text.value
     try:
         resolved = path.resolve()
     except (OSError, RuntimeError, ValueError) as error:

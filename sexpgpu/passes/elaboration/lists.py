@@ -20,6 +20,14 @@ from sexpgpu.passes.elaboration.values import (
     number_text,
 )
 
+# No list or text of an experiment is longer; what would be is a mistake that should not take the machine's memory.
+_LONGEST = 1_000_000
+
+
+def _short(count: int, name: str) -> None:
+    if count > _LONGEST:
+        raise Problem("E-TYPE-001", f"{name}: {count:,} elements, at most {_LONGEST:,}")
+
 
 def _items(value: Value, name: str) -> tuple[Any, ...]:
     if not isinstance(value, tuple):
@@ -51,7 +59,9 @@ def _range(m: Machine, first: Value, end: Value, step: Value) -> tuple[int, ...]
     by = 1 if step is None else integer(step, "range")
     if by == 0:
         raise Problem("E-TYPE-001", "range: a step is not 0")
-    return tuple(range(integer(low, "range"), integer(high, "range"), by))
+    made = range(integer(low, "range"), integer(high, "range"), by)
+    _short(len(made), "range")
+    return tuple(made)
 
 
 def _nth(m: Machine, items: Value, index: Value) -> Value:
@@ -67,11 +77,15 @@ def _length(m: Machine, items: Value) -> int:
 
 
 def _append(m: Machine, lists: tuple[Value, ...]) -> tuple[Any, ...]:
-    return tuple([item for items in lists for item in _items(items, "append")])
+    parts = [_items(items, "append") for items in lists]
+    _short(sum([len(part) for part in parts]), "append")
+    return tuple([item for part in parts for item in part])
 
 
 def _text(m: Machine, parts: tuple[Value, ...]) -> str:
-    return "".join([_text_of(part) for part in parts])
+    made = "".join([_text_of(part) for part in parts])
+    _short(len(made), "str")
+    return made
 
 
 def _text_of(value: Value) -> str:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from sexpgpu.passes.elaboration.compile import Compiler, Layout
     from sexpgpu.passes.elaboration.machine import Machine
 
+MAXIMUM_ITERATIONS = 100_000
+
 Special = Callable[["Compiler", Listing, "Layout"], Code]
 
 
@@ -237,8 +239,9 @@ class _Loop:
             return POISON
         try:
             times = integer(count, "repeat: the count")
-            if times < 0:
-                raise Problem("E-TYPE-001", f"repeat: the count is at least 0, not {int(times)}")
+            if not 0 <= times <= MAXIMUM_ITERATIONS:
+                message = f"repeat: the count is from 0 to {MAXIMUM_ITERATIONS:,}, not {int(times)}"
+                raise Problem("E-TYPE-001", message)
         except Problem as problem:
             return machine.problem(problem, self.count_span)
         scope, repeats = machine.scope, machine.repeats
