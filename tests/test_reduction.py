@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sexpgpu.train.reduction import SumPlan, lanes_of, middle, plan_sum, share_of, tree_nodes, tree_sum_f64
+from sexpgpu.dist.reduction import SumPlan, lanes_of, middle, plan_sum, share_of, tree_nodes, tree_sum_f64
 
 Array32 = NDArray[np.float32]
 

@@ -8,11 +8,11 @@ from functools import reduce
 from typing import Any
 
 from sexpgpu.device import Counter, Device
+from sexpgpu.dist.reduction import tree_sum_f64
 from sexpgpu.ir.graph import Graph
 from sexpgpu.passes.experiment import Evaluation, Metric
 from sexpgpu.train.feed import Feed
 from sexpgpu.train.model import Model
-from sexpgpu.train.reduction import tree_sum_f64
 from sexpgpu.train.step import bind_fields, out_of_range
 
 FOLDS: dict[str, Callable[[float, float], float]] = {

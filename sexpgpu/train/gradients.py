@@ -3,20 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from sexpgpu.device import Device, Executable
+from sexpgpu.dist.reduction import MOST_LANES, SumPlan, lanes_of, plan_sum
 from sexpgpu.ir.types import TensorType
 from sexpgpu.passes.experiment import Parameter
-from sexpgpu.train.reduction import MOST_LANES, SumPlan, lanes_of, plan_sum
 
 # Parts of a flat buffer begin at whole cache lines (64 bytes), so that kernels may use aligned vectors.
 ALIGNMENT_ELEMENTS = 16
 
 
+@dataclass(frozen=True)
+class Move:
+    """One step of a sum as it is done: every call leaves its gradients in the landing buffer.
+
+    call: microbatch `source` runs; copy: buffer `target` = landing; add: buffer `target` += buffer `source`, or landing
+    where that is None.
+    """
+
+    kind: Literal["call", "copy", "add"]
+    target: int
+    source: int | None = None
+
+
+def moves(plan: SumPlan) -> tuple[Move, ...]:
+    """A plan's operations with one landing buffer, so that the graph's outputs are bound once. What lands is copied only
+    if another call comes before it is added elsewhere."""
+    made: list[Move] = []
+    standing: int | None = None
+    for operation in plan.operations:
+        if operation.kind != "add":
+            if standing is not None:
+                made.append(Move("copy", standing))
+            made.append(Move("call", operation.target, operation.source))
+            standing = operation.target
+            if operation.kind == "accumulate":
+                made.append(Move("add", operation.target))
+                standing = None
+        elif operation.source == standing:
+            made.append(Move("add", operation.target))
+            standing = None
+        else:
+            assert standing is None, "a sum waits for what landed last"
+            made.append(Move("add", operation.target, operation.source))
+    return (*made, Move("copy", standing)) if standing is not None else tuple(made)
+
+
 class GradientSum:
-    """Flat buffers that hold all trainable parameters' gradients end to end; buffer 0 holds the sum of a step."""
+    """Flat buffers that hold all trainable parameters' gradients end to end; `total` holds the sum of a step."""
 
     def __init__(self, device: Device, parameters: tuple[Parameter, ...], calls: int, lanes: int | None) -> None:
         self.device = device
@@ -27,18 +64,27 @@ class GradientSum:
             self.offsets[parameter.name] = (elements, TensorType("f32", parameter.shape))
             elements += -(-max(prod(parameter.shape), 1) // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
         self.type = TensorType("f32", (max(elements, 1),))
-        plan = self.plan(calls)
-        self.buffers: list[Any] = [device.allocate(self.type) for _ in range(plan.buffers)]
-        # A call that adds to a lane leaves its gradients here first.
-        adds = any(operation.kind == "accumulate" for operation in plan.operations)
-        self._scratch = device.allocate(self.type) if adds else None
+        self.landing: Any = device.allocate(self.type)
+        # A step of one call needs no other buffer; no later step has more calls than the first.
+        self.total: Any = self.landing if calls == 1 else device.allocate(self.type)
+        self._others: dict[int, Any] = {}
+        if calls > 1:
+            for move in self.moves(calls):
+                self._buffer(move.target)
 
-    def plan(self, calls: int) -> SumPlan:
-        return plan_sum(calls, lanes_of(calls, self.most_lanes))
+    def moves(self, calls: int) -> tuple[Move, ...]:
+        return moves(plan_sum(calls, lanes_of(calls, self.most_lanes)))
+
+    def _buffer(self, number: int) -> Any:
+        if number == 0:
+            return self.total
+        if number not in self._others:
+            self._others[number] = self.device.allocate(self.type)
+        return self._others[number]
 
     @property
     def size_bytes(self) -> int:
-        return self.type.size_bytes * (len(self.buffers) + (self._scratch is not None))
+        return self.type.size_bytes * ((1 if self.total is self.landing else 2) + len(self._others))
 
     def bind(self, executable: Executable, buffer: Any) -> None:
         """Let an executable's `gradient:…` stand in a flat buffer."""
@@ -46,25 +92,18 @@ class GradientSum:
             if f"gradient:{name}" in executable.externals:
                 executable.bind(f"gradient:{name}", self.device.part(buffer, offset, type_))
 
-    def sum(self, executable: Executable, calls: int, call: Callable[[int], None]) -> None:
-        """`call(i)` runs the executable for microbatch i; afterwards buffer 0 holds the sum over all of them."""
-        plan = self.plan(calls)
-        while len(self.buffers) < plan.buffers:
-            self.buffers.append(self.device.allocate(self.type))
-        for operation in plan.operations:
-            if operation.kind == "add":
-                self.device.add(self.buffers[operation.target], self.buffers[operation.source])
-                continue
-            into = self.buffers[operation.target]
-            if operation.kind == "accumulate":
-                self._scratch = self._scratch or self.device.allocate(self.type)
-                self.bind(executable, self._scratch)
-                call(operation.source)
-                self.device.add(into, self._scratch)
-            else:
-                self.bind(executable, into)
-                call(operation.source)
+    def sum(self, calls: int, call: Callable[[int], None]) -> None:
+        """`call(i)` leaves the gradients of microbatch i in the landing buffer; afterwards `total` holds their sum."""
+        for move in self.moves(calls):
+            if move.kind == "call":
+                assert move.source is not None
+                call(move.source)
+            elif move.kind == "add":
+                source = self.landing if move.source is None else self._buffer(move.source)
+                self.device.add(self._buffer(move.target), source)
+            elif self.total is not self.landing:
+                self.device.copy(self._buffer(move.target), self.landing)
 
     def square_sum(self) -> float:
         """Σ g² over every gradient, in float64: parts between the gradients hold zeros."""
-        return self.device.square_sum(self.buffers[0])
+        return self.device.square_sum(self.total)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sexpgpu.device import Counter, Device, Executable, OutOfRange
+from sexpgpu.dist.reduction import tree_sum_f64
 from sexpgpu.errors import Error
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.host import Expression, evaluate
@@ -15,7 +16,6 @@ from sexpgpu.passes.experiment import Experiment
 from sexpgpu.train.feed import Feed
 from sexpgpu.train.gradients import GradientSum
 from sexpgpu.train.model import Model
-from sexpgpu.train.reduction import tree_sum_f64
 from sexpgpu.train.suspect import first_bad_node
 
 
@@ -58,7 +58,8 @@ class Step:
         model.bind(self.update)
         trained = tuple(p for p in experiment.parameters if p.trainable)
         self.gradients = GradientSum(device, trained, feed.microbatches(1), experiment.options.sum_lanes)
-        self.gradients.bind(self.update, self.gradients.buffers[0])
+        self.gradients.bind(self.training, self.gradients.landing)
+        self.gradients.bind(self.update, self.gradients.total)
         self.nominal = nominal_weight(experiment.training) * feed.microbatches(1)
         self.fields: dict[str, Any] = bind_fields(device, self.training)
 
@@ -83,7 +84,7 @@ class Step:
         return StepResult(loss, weight, norm, None if rate is None else float(evaluate(rate, hosts)))
 
     def _gradients(self, step: int) -> tuple[list[float], list[float]]:
-        """Losses and weights of the microbatches, each a sum over its elements; the gradients are in buffer 0."""
+        """Losses and weights of the microbatches, each a sum over its elements; the gradients' sum is in `total`."""
         calls = self.feed.microbatches(step)
         losses, weights = [0.0] * calls, [0.0] * calls
         hosts = self.hosts(step)
@@ -97,7 +98,7 @@ class Step:
             losses[microbatch] = float(self.training.output("loss"))
             weights[microbatch] = float(self.training.output("weight"))
 
-        self.gradients.sum(self.training, calls, call)
+        self.gradients.sum(calls, call)
         return losses, weights
 
     def _clip(self, norm: float, hosts: Mapping[str, float]) -> float:
