@@ -113,6 +113,10 @@ class Device(Protocol):
         """target += source, f32, element by element."""
         ...
 
+    def copy(self, target: Any, source: Any) -> None:
+        """target = source."""
+        ...
+
     def square_sum(self, memory: Any) -> float:
         """The sum of squares in float64, in an order that the shape alone decides."""
         ...

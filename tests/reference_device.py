@@ -111,6 +111,9 @@ class ReferenceDevice:
     def add(self, target: ReferenceMemory, source: ReferenceMemory) -> None:
         target.array[...] += source.array
 
+    def copy(self, target: ReferenceMemory, source: ReferenceMemory) -> None:
+        target.array[...] = source.array
+
     def square_sum(self, memory: ReferenceMemory) -> float:
         return float(np.sum(memory.array.astype(np.float64) ** 2))
 

@@ -28,13 +28,22 @@ def run_request(request: Request, progress: Progress, as_json: bool) -> None:
             outcome = run(request, progress, stop)
     except (Error, Diagnostics) as problem:
         if as_json:
-            click.echo(json_text({"errors": [{"code": e.code, "message": e.message} for e in problems_of(problem)]}))
+            click.echo(json_text({"errors": [as_problem(error) for error in problems_of(problem)]}))
         raise
     click.echo(json_text(result(outcome)) if as_json else str(outcome.path))
 
 
 def result(outcome: Outcome) -> dict[str, object]:
     return {"run": str(outcome.path), "step": outcome.step, "train/loss": outcome.loss, **outcome.evaluations}
+
+
+def as_problem(error: Error) -> dict[str, object]:
+    place = (
+        {}
+        if error.span is None
+        else {"file": error.span.source.name, "line": error.span.line, "column": error.span.column}
+    )
+    return {"code": error.code, "message": error.message, **place, "notes": error.notes}
 
 
 def json_text(content: dict[str, object]) -> str:

@@ -121,6 +121,9 @@ class CpuDevice:
     def add(self, target: CpuMemory, source: CpuMemory) -> None:
         np.add(target.array, source.array, out=target.array)
 
+    def copy(self, target: CpuMemory, source: CpuMemory) -> None:
+        np.copyto(target.array, source.array)
+
     def square_sum(self, memory: CpuMemory) -> float:
         flat = memory.array.reshape(-1)
         parts = [np.square(flat[i : i + CHUNK], dtype=np.float64).sum() for i in range(0, flat.size, CHUNK)]
@@ -145,7 +148,13 @@ def simd_class() -> str:
     from llvmlite import binding
 
     features = binding.get_host_cpu_features()
-    for feature, name in (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("sse4.2", "SSE4.2"), ("sve", "SVE"), ("neon", "NEON")):
+    for feature, name in (
+        ("avx512f", "AVX-512"),
+        ("avx2", "AVX2"),
+        ("sse4.2", "SSE4.2"),
+        ("sve", "SVE"),
+        ("neon", "NEON"),
+    ):
         if features.get(feature):
             return name
     return "no vectors"

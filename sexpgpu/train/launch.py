@@ -17,9 +17,11 @@ from sexpgpu.lang.program import Program, load_program
 from sexpgpu.passes.elaborate import elaborate
 from sexpgpu.passes.experiment import Experiment
 from sexpgpu.settings import Settings, Sources, read_file, resolve
+from sexpgpu.train.cost import too_large_for_cpu
 from sexpgpu.train.flatten import flatten
 from sexpgpu.train.folder import RunFolder, create_run_folder, writing
 from sexpgpu.train.identity import NUMERICS_VERSION, experiment_hash, graph_text
+from sexpgpu.train.loader import header as read_header
 from sexpgpu.train.loop import Outcome, Training
 from sexpgpu.train.model import initial_parameters
 from sexpgpu.train.progress import Progress
@@ -60,6 +62,13 @@ def read_program(request: Request) -> Program:
             if problem.code == "E-NAME-006" and SMOKE in problem.message:
                 problem.notes.append(no_smoke_line(request.file))
     return program
+
+
+def read_experiment(request: Request, early: Settings) -> tuple[Program, Experiment]:
+    """The file's program, and the experiment that it elaborates to."""
+    program = read_program(request)
+    steps = early.steps if early.origins["steps"] == "flag" else None
+    return program, elaborate(program, lambda spec: read_header(spec, early.cache), steps=steps)
 
 
 def variants_of(program: Program) -> list[str]:
@@ -105,8 +114,7 @@ def run(request: Request, progress: Progress, stop: StopRequest | None = None) -
     choice = choose(early)
     if choice.kind == "cuda":
         open_device(choice, early)
-    program = read_program(request)
-    experiment = elaborate(program)
+    program, experiment = read_experiment(request, early)
     settings = final_settings(request, experiment)
     if choice.reason:
         progress.line(choice.reason)
@@ -128,6 +136,8 @@ def train(
     digest = experiment_hash(experiment, text)
     progress.line(header(session, request.source, digest))
     progress.line(lowering_report(session))
+    if SMOKE not in variants_of(program) and too_large_for_cpu(session):
+        progress.line(no_smoke_line(request.file))
     if experiment.options.diagnostics:
         progress.line("diagnostics are not written by this version: " + ", ".join(experiment.options.diagnostics))
     folder = create_run_folder(settings.out, request.name or experiment.name, digest)

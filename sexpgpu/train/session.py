@@ -155,10 +155,14 @@ def header(session: Session, source: str, digest: str) -> str:
     rows = {
         "experiment": f"{experiment.name} ({source}), hash {digest[:8]}",
         "device": f"{session.device.description}, 1 rank",
-        "parameters": f"{count:,} in {len(experiment.parameters)} tensors{trained}",
-        "a step": f"{tokens:,} {unit} ({shape}), {session.total_steps:,} steps",
+        "parameters": f"{count:,} in {counted(len(experiment.parameters), 'tensor')}{trained}",
+        "a step": f"{tokens:,} {unit} ({shape}), {counted(session.total_steps, 'step')}",
     }
     return "\n".join(f"{name:<12}{words}" for name, words in rows.items())
+
+
+def counted(number: int, word: str) -> str:
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
 def lowering_report(session: Session) -> str:

@@ -1,0 +1,106 @@
+"""`sexpgpu check`: everything short of running, as text or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import prod
+
+import click
+
+from sexpgpu.cli.run import as_problem, json_text
+from sexpgpu.device import choose, open_device
+from sexpgpu.errors import Diagnostics, Error
+from sexpgpu.lang.program import Program
+from sexpgpu.passes.experiment import Experiment
+from sexpgpu.train.cost import Cost, step_cost, too_large_for_cpu
+from sexpgpu.train.launch import (
+    SMOKE,
+    Request,
+    early_settings,
+    final_settings,
+    no_smoke_line,
+    problems_of,
+    read_experiment,
+    variants_of,
+)
+from sexpgpu.train.progress import size_words
+from sexpgpu.train.session import Session, counted, lowering_report, prepare
+
+
+def check_request(request: Request, as_json: bool) -> str:
+    """The report. Raises Error or Diagnostics as `run` would."""
+    try:
+        early = early_settings(request)
+        choice = choose(early)
+        device = open_device(choice, early)
+        program, experiment = read_experiment(request, early)
+        settings = final_settings(request, experiment)
+        session = prepare(experiment, settings, device)
+    except (Error, Diagnostics) as problem:
+        if as_json:
+            click.echo(json_text({"errors": [as_problem(error) for error in problems_of(problem)]}))
+        raise
+    cost = step_cost(session)
+    how = how_to_try(request, program, session)
+    if as_json:
+        return json_text(as_facts(session, cost, how))
+    parts = [
+        f"{request.source}: no errors",
+        *warnings(program),
+        parameter_table(experiment),
+        cost_lines(session, cost),
+    ]
+    return "\n\n".join([*parts, lowering_report(session), memory_lines(session), how])
+
+
+def warnings(program: Program) -> list[str]:
+    """What is allowed and perhaps not meant."""
+    lines = [f"warning: {name} replaces the prelude's in your files" for name in program.shadowed]
+    return ["\n".join(lines)] if lines else []
+
+
+def parameter_table(experiment: Experiment) -> str:
+    """Name, shape, how many, first value, whether it decays and is trained."""
+    rows: list[Sequence[str]] = [("parameter", "shape", "numbers", "starts", "")]
+    for p in experiment.parameters:
+        law = " ".join([p.initializer.kind, *(f"{a:g}" for a in p.initializer.arguments)])
+        marks = " ".join(word for word, holds in (("decays", p.decay), ("not trained", not p.trainable)) if holds)
+        rows.append((p.name, " ".join(map(str, p.shape)) or "scalar", f"{prod(p.shape):,}", law, marks))
+    rows.append(("total", "", f"{sum(prod(p.shape) for p in experiment.parameters):,}", "", ""))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(w) if column == 2 else cell.ljust(w) for column, (cell, w) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def cost_lines(session: Session, cost: Cost) -> str:
+    steps = counted(session.total_steps, "step")
+    return f"a step: {cost.tokens:,} {cost.unit}, {cost.flops / 1e9:,.3f} GFLOP in products; {steps}"
+
+
+def memory_lines(session: Session) -> str:
+    """The parts of the memory plan; empty parts are left out."""
+    parts = asdict(session.memory)
+    where = parts.pop("peak_at")
+    lines = [f"  {name:<12}{size_words(size):>12}" for name, size in parts.items() if size]
+    lines.append(f"  {'planned':<12}{size_words(session.memory.planned):>12}, at its most in {where}")
+    return "\n".join(["memory plan", *lines])
+
+
+def how_to_try(request: Request, program: Program, session: Session) -> str:
+    """The last line: the command that tries this file before a GPU is paid for."""
+    if SMOKE in variants_of(program):
+        return f"try it: sexpgpu run {request.file} --variant smoke --steps 3 --device cpu"
+    if too_large_for_cpu(session):
+        return no_smoke_line(request.file)
+    return f"try it: sexpgpu run {request.file} --steps 3 --device cpu"
+
+
+def as_facts(session: Session, cost: Cost, how: str) -> dict[str, object]:
+    parameters = [{"name": p.name, "shape": list(p.shape), "decays": p.decay} for p in session.experiment.parameters]
+    memory = {**asdict(session.memory), "planned": session.memory.planned}
+    return {"errors": [], "parameters": parameters, "step": asdict(cost), "memory": memory, "try": how}

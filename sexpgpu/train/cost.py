@@ -1,0 +1,65 @@
+"""What a step costs before it is run: multiply-adds of the products, and how long a CPU will take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.train.session import Session
+
+# A careful figure for one core: half of what a good product reaches on AVX2.
+CPU_FLOPS_PER_THREAD = 20e9
+LONG_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one optimizer step; `unit` says what is counted: tokens or examples."""
+
+    flops: int
+    tokens: int
+    unit: str
+
+
+def graph_flops(graph: Graph) -> int:
+    """Two for every multiply-add of every product, bodies of regions included; the rest is small beside them."""
+    of_bodies: dict[int, int] = {}
+    return _flops(graph, of_bodies)
+
+
+def _flops(graph: Graph, of_bodies: dict[int, int]) -> int:
+    total = 0
+    for node in graph.nodes:
+        if node.op == "contract":
+            total += product_flops(node)
+        body = node.attributes.get("body")
+        if body is not None:
+            if id(body) not in of_bodies:
+                of_bodies[id(body)] = _flops(body, of_bodies)
+            total += of_bodies[id(body)]
+    return total
+
+
+def product_flops(node: Node) -> int:
+    a = node.inputs[0]
+    contracted: tuple[int, ...] = node.attributes["contracted"][0]
+    return 2 * node.tensor.elements * prod(a.shape[axis] for axis in contracted)
+
+
+def step_cost(session: Session) -> Cost:
+    feed = session.step.feed
+    flops = graph_flops(session.step.graphs.training) * session.microbatches
+    unit = "tokens" if session.tokens_per_example > 1 else "examples"
+    return Cost(flops, feed.portions.step_examples * session.tokens_per_example, unit)
+
+
+def too_large_for_cpu(session: Session) -> bool:
+    """Whether three steps take more than ten minutes on this CPU, or more memory than there is."""
+    seconds = cpu_seconds(3 * step_cost(session).flops, session.settings.threads)
+    return seconds > LONG_SECONDS or session.memory.planned > session.device.free_bytes()
+
+
+def cpu_seconds(flops: int, threads: int) -> float:
+    """An estimate that errs on the long side."""
+    return flops / (CPU_FLOPS_PER_THREAD * threads)
