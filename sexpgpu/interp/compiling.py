@@ -15,17 +15,6 @@ from typing import Any
 from sexpgpu.interp.loading import target_machine
 
 
-def _namespace(source: str) -> dict[str, Any]:
-    """The names that a source uses, as Numba knows them."""
-    import numpy as np
-
-    from sexpgpu.interp.intrinsics import intrinsic_of
-
-    scalars = {"f32": np.float32, "i32": np.int32, "i64": np.int64, "u8": np.uint8, "u32": np.uint32, "bool_": np.bool_}
-    called = set(re.findall(r"\b([a-z]\w*)\(", source)) - {"range", "float", "kernel", *scalars}
-    return {**scalars, **{name: intrinsic_of(name) for name in called}}
-
-
 def _pipeline() -> type:
     """Numba's compiler with the passes that straight loops over raw pointers need: half of its usual time."""
     from numba.core import typed_passes, untyped_passes
@@ -50,15 +39,38 @@ def _pipeline() -> type:
     return Lean
 
 
+def _contexts() -> tuple[Any, Any]:
+    """Numba's typing and target contexts, ours alone, that remember the types of calls.
+
+    Of a kernel's time in Numba half is the search for the type of `float32 * float32` among NumPy's, again for every
+    product. Nothing that kernels call changes its mind, so one search for each kind of call is enough.
+    """
+    from numba.core.cpu import CPUContext
+    from numba.core.typing import Context
+
+    class Typing(Context):  # type: ignore[misc]
+        known: dict[Any, Any]
+
+        def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
+            key = (func, args, tuple(kws.items()))
+            if key not in self.known:
+                self.known[key] = super().resolve_function_type(func, args, kws)
+            return self.known[key]
+
+    typing = Typing()
+    typing.known = {}
+    return typing, CPUContext(typing, "cpu")
+
+
 class Frontend:
     """Numba as far as LLVM's text; made once, because its first use costs 0.2 s."""
 
     def __init__(self) -> None:
+        import numpy as np
         from numba.core import compiler, types
-        from numba.core.registry import cpu_target
 
         self.compiler = compiler
-        self.typing, self.target = cpu_target.typing_context, cpu_target.target_context
+        self.typing, self.target = _contexts()
         self.typing.refresh()
         self.target.refresh()
         self.pipeline = _pipeline()
@@ -70,10 +82,21 @@ class Frontend:
         self.flags.no_cfunc_wrapper = True
         self.flags.error_model = "numpy"
         self.flags.nrt = False
+        self.scalars = {"f32": np.float32, "i32": np.int32, "i64": np.int64, "u8": np.uint8, "u32": np.uint32}
+        self.names: dict[str, Any] = {**self.scalars, "bool_": np.bool_}
+
+    def _namespace(self, source: str) -> dict[str, Any]:
+        """The names that a source uses, as Numba knows them; an intrinsic is made once."""
+        from sexpgpu.interp.intrinsics import intrinsic_of
+
+        called = set(re.findall(r"\b([a-z]\w*)\(", source)) - {"range", "float", "kernel"}
+        for name in sorted(called - set(self.names)):
+            self.names[name] = intrinsic_of(name)
+        return dict(self.names)
 
     def lower(self, source: str) -> tuple[str, str]:
         """The LLVM text of a source's `kernel`, and the name of its function there."""
-        namespace = _namespace(source)
+        namespace = self._namespace(source)
         exec(compile(source, "<kernel>", "exec"), namespace)
         made = self.compiler.compile_extra(
             self.typing,
@@ -130,7 +153,7 @@ def optimise(text: str, machine: Any) -> Any:
     import llvmlite.binding as llvm
 
     module = llvm.parse_assembly(text)
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_vectorization = True
     options.slp_vectorization = False
     options.loop_interleaving = False
@@ -145,6 +168,10 @@ def compile_sources(named: Iterable[tuple[str, str]], done: Callable[[str, bytes
 
     A source that begins with `;` is LLVM text already and defines its function as `@kernel`.
     """
+    import llvmlite.binding as llvm
+
+    # A second vector loop for what the first leaves over costs a third of the code and helps short loops only.
+    llvm.set_option("sexpgpu", "-enable-epilogue-vectorization=false")
     machine, width = target_machine(), _vector_width()
     restore = _without_optimisation()
     frontend: Frontend | None = None

@@ -39,7 +39,7 @@ I64 = ir.IntType(64)
 MEMORY: dict[str, Any] = {**TYPES, "bool": ir.IntType(8), "bf16": ir.IntType(16), "f16": ir.HalfType()}
 REGISTER = {"bf16": "f32", "f16": "f32"}
 # Accesses of a later group carry no promise.
-GROUPS = 48
+GROUPS = 24
 
 
 def _i64(value: int) -> Any:

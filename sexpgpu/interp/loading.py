@@ -20,7 +20,7 @@ def target_machine() -> Any:
     cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     # x86-64: constants by short addresses, which flat code keeps valid. Elsewhere code may lie anywhere.
     model = "small" if target.triple.startswith("x86_64") else "jitdefault"
-    return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel=model, jit=True)
+    return target.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel=model, jit=True)
 
 
 class Mapped:
