@@ -53,8 +53,8 @@ def test_a_batch_of_size_1_is_squeezed_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("a", "b"),
     [
-        ((4,), (4,)), ((4,), (4, 3)), ((2, 4), (4,)), ((2, 4), (4, 3)), ((5, 2, 4), (4, 3)), ((2, 4), (5, 4, 3)), ((4,), (5, 4, 3)),
-        ((5, 2, 4), (5, 4, 3)), ((5, 2, 4), (1, 4, 3)), ((1, 2, 4), (5, 4, 3)), ((6, 1, 2, 4), (5, 4, 3)), ((6, 5, 2, 4), (4, 5)),
+        ((4,), (4,)), ((4,), (4, 3)), ((2, 4), (4,)), ((2, 4), (4, 3)), ((5, 2, 4), (4, 3)), ((2, 4), (5, 4, 3)),
+        ((4,), (5, 4, 3)), ((5, 2, 4), (5, 4, 3)), ((5, 2, 4), (1, 4, 3)), ((1, 2, 4), (5, 4, 3)), ((6, 1, 2, 4), (5, 4, 3)), ((6, 5, 2, 4), (4, 5)),
         ((1, 5, 2, 4), (6, 1, 4, 3)), ((5, 2, 4), (4,)),
     ],
 )  # fmt: skip
@@ -242,7 +242,8 @@ def test_a_choice_by_the_step_is_made_by_the_host() -> None:
 
 
 def test_training_is_true_in_the_loss_only() -> None:
-    made = elaborated(run_of("(if training x (* x 2))", rest=":steps 1 :predict (if training 1.0 x) :eval (every 1 d :batches 1)"))
+    rest = ":steps 1 :predict (if training 1.0 x) :eval (every 1 d :batches 1)"
+    made = elaborated(run_of("(if training x (* x 2))", rest=rest))
     assert ops(made.training) == ["sum"] and ops(made.evaluations["d"]) == ["mul", "sum"]
 
 
