@@ -1,8 +1,18 @@
-"""What every test shares: the tests' folder on the path, and a cache of its own for the whole session."""
+"""What every test shares: the tests' folder on the path, and a kernel cache of its own for the whole session."""
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# Workers of one session inherit the folder, so that each kernel is compiled once.
+if "SEXPGPU_TEST_CACHE" not in os.environ:
+    os.environ["SEXPGPU_TEST_CACHE"] = tempfile.mkdtemp(prefix="sexpgpu-test-")
+    atexit.register(shutil.rmtree, os.environ["SEXPGPU_TEST_CACHE"], ignore_errors=True)
+os.environ["SEXPGPU_CACHE"] = os.environ["SEXPGPU_TEST_CACHE"]

@@ -59,8 +59,8 @@ def _pointwise() -> list[Case]:
         cases += [Case(f"{op}-{n}", op, pair) for op in "add sub mul div maximum minimum".split()]
         cases += [Case(f"{op}-{n}", op, pair, fixed=(0, 1)) for op in "lt le gt ge eq ne".split()]
         cases += [Case(f"pow-{n}", "pow", (pair[1], pair[0]), ulps=8)]
-        cases += [Case(f"mod-{n}", "mod", (_apart(n, n) + 0.03, np.full(n, 0.75)), fixed=(1,), ulps=8)]
-        cases += [Case(f"floordiv-{n}", "floordiv", (_apart(n, n) + 0.03, np.full(n, 0.75)), fixed=(0, 1))]
+        cases += [Case(f"mod-{n}", "mod", (_apart(n, n) + 0.03125, np.full(n, 0.75)), fixed=(1,), ulps=8)]
+        cases += [Case(f"floordiv-{n}", "floordiv", (_apart(n, n) + 0.03125, np.full(n, 0.75)), fixed=(0, 1))]
         flags = (_normal(n, n) > 0, _normal(n + 2, n) > 0)
         cases += [Case(f"{op}-{n}", op, flags, fixed=(0, 1)) for op in ("logical_and", "logical_or")]
         cases += [Case(f"logical_not-{n}", "logical_not", flags[:1], fixed=(0,))]
