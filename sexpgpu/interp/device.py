@@ -102,7 +102,6 @@ class CpuDevice:
         aliases = {name: name for name in graph.outputs if name.startswith(BOUND_OUTPUTS)}
         made = plan(graph, aliases=aliases, keep_values=self.keep_values)
         loaded = self.engine.load(made, seed)
-        self._held_bytes += made.arena_bytes
         return CpuExecutable(graph, made, loaded, self._lowering(graph, made))
 
     def _lowering(self, graph: Graph, made: Plan) -> Lowering:
@@ -130,7 +129,7 @@ class CpuDevice:
         return float(np.sum(parts))
 
     def peak_bytes(self) -> int:
-        return self._held_bytes
+        return self._held_bytes + self.engine.arena_bytes
 
     def free_bytes(self) -> int:
         with open("/proc/meminfo") as file:

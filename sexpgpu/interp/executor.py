@@ -39,9 +39,25 @@ class Engine:
     """What all plans of a process share: the kernel cache, the workers and the BLAS engine."""
 
     def __init__(self, threads: int, folder: Path) -> None:
-        self.cache = Cache(folder)
+        self.cache = Cache(folder / "kernels")
         self.threads = threads
         self.workers = Workers(threads, self.cache)
+        self._arena_bytes = 0
+        self._arena: Array | None = None
+
+    def reserve(self, size_bytes: int) -> None:
+        """A plan will ask for so much. Plans never run at once and keep nothing between calls, so all share one arena."""
+        self._arena_bytes = max(self._arena_bytes, size_bytes)
+
+    def arena(self) -> Array:
+        """The block that holds the values of whichever plan runs. Pages come when a kernel first writes them."""
+        if self._arena is None or self._arena.size < self._arena_bytes:
+            self._arena = aligned(self._arena_bytes)
+        return self._arena
+
+    @property
+    def arena_bytes(self) -> int:
+        return self._arena_bytes
 
     @cached_property
     def blas(self) -> Blas | None:
@@ -68,7 +84,7 @@ class Engine:
 
 @dataclass
 class _Memory:
-    """Every buffer of a plan: the arena's parts and the runtime's are there, externals when they are bound."""
+    """Every buffer of a plan: the runtime's are there at once, externals when bound, the arena's at the first call."""
 
     arrays: list[Array | None]
 
@@ -105,8 +121,7 @@ class Executable:
         self.kernels = load_kernels(
             dict(_wanted(launch, engine.blas) for launch in plan.launches), engine.cache, engine.threads
         )
-        # Not touched yet: pages come when a kernel first writes them.
-        self._arena = aligned(plan.arena_bytes)
+        engine.reserve(plan.arena_bytes)
         self._memory = _Memory([self._own(number) for number in range(len(plan.buffers))])
         self._numbers = {b.name: n for n, b in enumerate(plan.buffers) if b.kind == "external"}
         self._written = self._host_places(seed)
@@ -115,10 +130,8 @@ class Executable:
 
     def _own(self, number: int) -> Array | None:
         buffer = self.plan.buffers[number]
-        if buffer.kind == "external":
+        if buffer.kind != "runtime":
             return None
-        if buffer.kind == "arena":
-            return self._arena[buffer.offset : buffer.offset + buffer.size_bytes]
         memory = aligned(buffer.size_bytes)
         memory[:] = 0
         return memory
@@ -179,6 +192,10 @@ class Executable:
         """The tape for the memory that is bound now."""
         missing = [name for name, number in self._numbers.items() if self._memory.arrays[number] is None]
         assert not missing, f"not bound: {missing}"
+        arena = self.engine.arena()
+        for number, buffer in enumerate(self.plan.buffers):
+            if buffer.kind == "arena":
+                self._memory.arrays[number] = arena[buffer.offset : buffer.offset + buffer.size_bytes]
         self._tables = []
         made = [self._record_of(launch) for launch in self.plan.launches]
         return record_tape([record for record, _ in made], max((scratch for _, scratch in made), default=0))

@@ -70,7 +70,8 @@ class GradientSum:
         self._others: dict[int, Any] = {}
         if calls > 1:
             for move in self.moves(calls):
-                self._buffer(move.target)
+                if move.kind != "call":
+                    self._buffer(move.target)
 
     def moves(self, calls: int) -> tuple[Move, ...]:
         return moves(plan_sum(calls, lanes_of(calls, self.most_lanes)))
