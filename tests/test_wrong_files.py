@@ -83,6 +83,10 @@ WRONG: dict[str, tuple[str, list[tuple[str, int, int]]]] = {
     "unknown key of a loader": ('(defloader d (arrays "d.npz" :bacth 8))\n' + RUN, [("E-RUN-002", 1, 30)]),
     "unknown loader": (f"{LOADER}\n{RUN.replace(':data d', ':data e')}", [("E-NAME-001", 2, 17)]),
     "unknown metric": (run_of("x", rest=":steps 1\n  :eval (every 2 d :metrics [m])"), [("E-NAME-001", 4, 30)]),
+    "using a broken definition is no further problem": (
+        f"{LOADER}\n(defhyper n)\n(defnu f (x) x)\n(defvariant s (n 2))\n(defun g (x) (+ n (f x)))\n{RUN}",
+        [("E-SYN-001", 2, 1), ("E-SYN-004", 3, 1)],
+    ),
     "unknown hyper in a variant": (
         f"{LOADER}\n(defhyper width 1)\n(defvariant s\n  (widht 2))\n{RUN}", [("E-NAME-006", 4, 4)],
     ),

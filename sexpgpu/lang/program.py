@@ -53,7 +53,8 @@ class Override:
 @dataclass(frozen=True)
 class Program:
     """`overrides` hold per hyper what replaces its default, later ones first in force; `run_overrides` the options of
-    the chosen run; `problems` what is wrong so far (elaboration reports it with its own)."""
+    the chosen run; `problems` what is wrong so far (elaboration reports it with its own); `broken` the names whose
+    definitions could not be read: using one is no further problem."""
 
     source: Source
     sources: tuple[Source, ...]
@@ -65,6 +66,7 @@ class Program:
     run: str | None
     variants: tuple[str, ...]
     problems: tuple[Error, ...]
+    broken: frozenset[str] = frozenset()
 
     def find(self, name: str, prelude: bool) -> Definition | None:
         """What a name means: in the prelude its own definition, in the user's files the user's comes first."""
@@ -121,6 +123,7 @@ def program_of(
         run=run,
         variants=tuple(variants),
         problems=(*expansion.errors, *collected.errors, *overrides.errors),
+        broken=frozenset(collected.broken),
     )
 
 
@@ -151,11 +154,15 @@ class _Collected:
         self.definitions: dict[str, Definition] = {}
         self.asserts: list[Matched] = []
         self.errors: list[Error] = []
+        self.broken: set[str] = set()
         for form in expansion.forms:
             try:
                 self._take(form)
             except Error as error:
                 self.errors.append(error)
+                if isinstance(form, Listing) and len(form.items) > 1 and isinstance(form.items[1], Symbol):
+                    self.broken.add(form.items[1].name)
+        self.broken -= set(self.definitions)
 
     def _take(self, form: Form) -> None:
         head = form.head if isinstance(form, Listing) else None
@@ -185,6 +192,7 @@ class _Overrides:
 
     def __init__(self, collected: _Collected, variants: Iterable[str], sets: Iterable[str]) -> None:
         self.definitions = collected.definitions
+        self.broken = collected.broken
         self.hypers: dict[str, list[Override]] = {}
         self.run: dict[str, Override] = {}
         self.errors: list[Error] = []
@@ -245,6 +253,8 @@ class _Overrides:
         return definition if definition is not None and definition.kind == "hyper" else None
 
     def _no_hyper(self, name: str, at: Form) -> None:
+        if name in self.broken:
+            return
         known = [d.name for d in self.definitions.values() if d.kind == "hyper"]
         close = nearest(name, known)
         notes = [f"did you mean {close}?"] if close else [f"hyperparameters: {', '.join(known) or 'none'}"]

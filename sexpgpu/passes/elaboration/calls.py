@@ -72,7 +72,7 @@ def named_call(compiler: Compiler, form: Listing, head: Symbol, layout: Layout) 
             return _optimizer_call(compiler, form, compiler.closure(definition), layout)
         if definition.kind in FUNCTION_KINDS:
             return _function_call(compiler, form, compiler.closure(definition), layout)
-    elif head.name in compiler.builtins and head.name not in layout.fields:
+    elif head.name in compiler.builtins and not (head.name in layout.fields or head.name in compiler.program.broken):
         return _builtin_call(compiler, form, compiler.builtins[head.name], layout)
     return dynamic_call(compiler, form, compiler.symbol(head, layout), layout)
 

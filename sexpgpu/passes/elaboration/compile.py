@@ -162,6 +162,8 @@ class Compiler:
         definition = self.program.find(name, layout.prelude)
         if definition is not None:
             return self._global(definition, form.span)
+        if name in self.program.broken and not layout.prelude:
+            return constant(POISON)
         if name in self.dynamic:
             read, machine = self.dynamic[name], self.machine
 
