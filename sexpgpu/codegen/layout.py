@@ -28,8 +28,8 @@ FEW_LANES, MANY_LANES, LONG_ROW = 32, 256, 1024
 COLUMN_CHUNK = 512
 ACCUMULATOR_BYTES = 8 * COLUMN_CHUNK
 MAP_CHUNK = 8192
-# Work below which a launch is not worth sharing, in elements times instructions.
-BLOCK_WORK = 1 << 17
+# In elements times instructions: work below which a launch is not worth sharing, and that of a block of a larger one.
+SHARED_WORK, BLOCK_WORK, MOST_BLOCKS = 1 << 17, 1 << 14, 4096
 
 
 def lanes_of(length: int) -> int:
@@ -128,8 +128,14 @@ def units(launch: Generated) -> tuple[int, int]:
         return 0, 1
     elements = prod(launch.sizes)
     weight = len(program.loads) + len(program.stores) + sum(12 if i.op in EXPENSIVE else 1 for i in program.body)
-    work = max(elements * weight // max(count, 1), 1)
-    return count, max(BLOCK_WORK // work, 1)
+    return count, units_per_block(count, elements * weight)
+
+
+def units_per_block(units: int, work: int) -> int:
+    """How many units make a block of a launch with so much work."""
+    if work < SHARED_WORK:
+        return max(units, 1)
+    return max(BLOCK_WORK * units // work, -(-units // MOST_BLOCKS), 1)
 
 
 __all__ = ["arguments", "is_reduction", "lanes_of", "scratch_bytes", "units"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sexpgpu.codegen.layout import BLOCK_WORK
+from sexpgpu.codegen.layout import units_per_block
 from sexpgpu.ir.types import INTEGERS, SIZES
 from sexpgpu.plan.kernel import Indexed, Place
 
@@ -215,7 +215,7 @@ def indexed_units(launch: Indexed) -> tuple[int, int]:
         rows = launch.size if launch.op == "cumsum" else launch.count
         units, work = launch.outer * chunks, 4 * rows * _chunk(launch)
     empty = 0 in (launch.inner, launch.outer) or (launch.op == "cumsum" and launch.size == 0)
-    return (0 if empty else units), max(BLOCK_WORK // max(work, 1), 1)
+    return (0 if empty else units), units_per_block(units, units * work)
 
 
 def indexed_scratch_bytes(launch: Indexed) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sexpgpu.device import Counter, DeviceKind, Lowering, OutOfRange
+from sexpgpu.backend import Counter, DeviceKind, Lowering, OutOfRange
 from sexpgpu.interp.executor import Engine
 from sexpgpu.interp.executor import Executable as LoadedPlan
 from sexpgpu.ir.graph import Graph

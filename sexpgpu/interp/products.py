@@ -14,9 +14,11 @@ from sexpgpu.interp.native import Blas
 from sexpgpu.ir.types import SIZES
 from sexpgpu.plan.kernel import Matrix, Place, Product
 
-# Operations of a block that is worth a worker's while, and the most blocks of a product: by shape alone.
-BLOCK_OPERATIONS = 4_000_000
-MOST_BLOCKS = 16
+# Blocks of one matrix product, by its operations alone: each cut packs operands again, which a small product feels.
+BLOCKS = ((3_000_000, 2), (64_000_000, 4), (512_000_000, 8), (2_000_000_000, 16))
+MOST_BLOCKS = BLOCKS[-1][1]
+# Operations below which a launch is not worth sharing; then a block has at least so many.
+SHARED_OPERATIONS, BLOCK_OPERATIONS = 2_000_000, 500_000
 # Rows and columns of a block are multiples of this, the size of the engines' inner tiles.
 TILE = 16
 
@@ -41,10 +43,10 @@ def _pieces(size: int, count: int) -> tuple[int, int]:
 def cut(launch: Product) -> Cut:
     """Few large blocks; of the ways to cut, the one that packs the least of a and b again."""
     operations = 2 * launch.m * launch.n * max(launch.k, 1)
-    wanted = min(MOST_BLOCKS, operations * len(launch.c.starts) // BLOCK_OPERATIONS)
-    each = 1
-    while each * len(launch.c.starts) < wanted:
-        each *= 2
+    each = max([1, *(count for least, count in BLOCKS if operations >= least)])
+    # The entries of a batch share the work already.
+    while each > 1 and each * len(launch.c.starts) > MOST_BLOCKS:
+        each //= 2
     ways = [(each // c, c) for c in (1, 2, 4, 8, 16) if c <= each]
     row_count, column_count = min(ways, key=lambda w: launch.m * w[1] + launch.n * w[0])
     rows, row_blocks = _pieces(launch.m, row_count)
@@ -110,7 +112,8 @@ def prepare(launch: Product, blas: Blas | None, address_of: Callable[[Place], in
     empty = launch.m == 0 or launch.n == 0
     units = 0 if empty else len(launch.c.starts) * pieces.row_blocks * pieces.column_blocks
     work = 2 * pieces.rows * pieces.columns * max(launch.k, 1)
-    per_block = max(BLOCK_OPERATIONS // max(work, 1), 1)
+    shared = work * units >= SHARED_OPERATIONS
+    per_block = max(BLOCK_OPERATIONS // max(work, 1), 1) if shared else max(units, 1)
     scratch = 0 if engine else 8 * pieces.columns
     return PreparedProduct(wanted(launch, blas)[0], words, tables, units, per_block, scratch, engine)
 

@@ -1,7 +1,7 @@
 """The native executor: a tape of kernel calls, run by worker threads without the interpreter's lock.
 
-One foreign call runs a whole tape. Of each record every worker takes a contiguous range of blocks; blocks are cut by
-shape alone, and each has the same bits whoever runs it. Between calls the workers spin for some microseconds, then
+One foreign call runs a whole tape. Of each record the workers take blocks until none is left; blocks are cut by shape
+alone, and each has the same bits whoever computes it. Between calls the workers spin for some microseconds, then
 sleep until the next call wakes them.
 """
 
@@ -59,15 +59,11 @@ def aligned(size_bytes: int, alignment: int = LINE_BYTES) -> NDArray[np.uint8]:
 
 
 def record_tape(records: Sequence[Record], scratch_bytes: int) -> Tape:
-    """The tape of these records, in order. Each waits for all earlier ones, except that worker 0, which runs records
-    of one block alone, needs not wait for itself."""
+    """The tape of these records, in order: each begins when the one before it is done."""
     kept = tuple(r for r in records if r.units > 0)
-    table = np.zeros((len(kept), words.RECORD_WORDS), np.int64)
-    alone = True  # whether only worker 0 has worked since the last barrier
-    for number, r in enumerate(kept):
-        waits = number > 0 and not (alone and r.blocks == 1)
-        table[number] = (r.function, r.arguments.ctypes.data, r.units, r.units_per_block, r.blocks, waits)
-        alone = r.blocks == 1
+    assert len(kept) <= words.MOST_RECORDS and all(r.blocks <= words.MOST_BLOCKS for r in kept)
+    rows = [(r.function, r.arguments.ctypes.data, r.units, r.units_per_block, r.blocks) for r in kept]
+    table = np.array(rows, np.int64).reshape(len(kept), words.RECORD_WORDS)
     return Tape(table, kept, scratch_bytes)
 
 
@@ -83,6 +79,9 @@ class Workers:
         self._control = np.frombuffer(aligned(8 * (words.SCRATCH + count), 128), np.int64)
         self._control[:] = 0
         self._control[words.WORKERS] = count
+        self._control[words.POSITION] = words.IDLE
+        # Tables are copied here, and grown-out ones are kept: a worker that wakes late may still look at the last.
+        self._tables = [np.zeros(1024, np.int64)]
         system = waiting()
         self._control[words.YIELD] = system.sched_yield
         self._control[words.USLEEP] = system.usleep
@@ -91,7 +90,9 @@ class Workers:
         self._scratch: list[NDArray[np.uint8]] = [aligned(0)] * count
         self._lock = threading.Lock()
         threads = [self._thread(number) for number in range(1, count)]
-        self._finalizer = weakref.finalize(self, _end, self._call, self._control, threads, self._kernels)
+        self._finalizer = weakref.finalize(
+            self, _end, self._call, self._control, threads, (self._kernels, self._tables)
+        )
 
     def _thread(self, number: int) -> threading.Thread:
         arguments = (self._control.ctypes.data, 1, number, 0)
@@ -106,6 +107,13 @@ class Workers:
             for number, scratch in enumerate(self._scratch):
                 self._control[words.SCRATCH + number] = scratch.ctypes.data
 
+    def _copied(self, tape: Tape) -> int:
+        """The address of the tape's table in memory that stays."""
+        if tape.table.size > self._tables[-1].size:
+            self._tables.append(np.zeros(2 * tape.table.size, np.int64))
+        self._tables[-1][: tape.table.size] = tape.table.ravel()
+        return int(self._tables[-1].ctypes.data)
+
     def run(self, tape: Tape) -> None:
         """Runs the tape's records; returns when all are done."""
         assert self._finalizer.alive and self._process == os.getpid(), "the workers have ended, or are a parent's"
@@ -113,7 +121,7 @@ class Workers:
             return
         with self._lock:
             self._provide_scratch(tape.scratch_bytes)
-            self._control[words.TAPE] = tape.table.ctypes.data
+            self._control[words.TAPE] = self._copied(tape)
             self._control[words.RECORDS] = len(tape.table)
             self._call(self._control.ctypes.data, 0, 0, 0)
 
@@ -122,10 +130,10 @@ class Workers:
         self._finalizer()
 
 
-def _end(call: Any, control: NDArray[np.int64], threads: list[threading.Thread], kernels: Any) -> None:
-    """`kernels` holds the code that the threads are in until they are gone."""
+def _end(call: Any, control: NDArray[np.int64], threads: list[threading.Thread], held: Any) -> None:
+    """`held`: the code that the threads are in and the memory that they read, until they are gone."""
     control[words.STOP] = 1
     call(control.ctypes.data, 0, 0, 0)
     for thread in threads:
         thread.join()
-    del kernels
+    del held

@@ -1,17 +1,25 @@
 """The tape's native code as LLVM text: workers that run records of {function, arguments, units} in step.
 
-Words (i64) of the control block, a cache line (8 words) apart where threads spin on them:
-     0 arrived at the barrier   8 barriers passed   16 calls so far   24 sleeping workers
+Of the current record every worker takes the next blocks, a share of what is left at a time, until none is left; whoever
+finishes the last block moves on to the next record. So nobody waits for a worker that the system has not scheduled,
+only for blocks that are being computed. Blocks are cut by shape alone, so it does not matter who computes which.
+
+Words (i64) of the control block; those that threads watch have a cache line (8 words) of their own:
+     0 position: call (20 bits), record (20), next block (24); record 2^20 − 1: nothing to do
+     8 blocks done of the current record   16 calls so far   24 sleeping workers
     32 stop   33 workers   34 tape   35 records   36 address of sched_yield   37 of syscall (Linux)   38 of usleep
     40 … scratch of each worker
-A record: function, arguments, units, units a block, blocks, 1 if all earlier records must be done before it.
+A record: function, arguments, units, units a block, blocks.
 """
 
 from __future__ import annotations
 
-ARRIVED, PASSED, CALLS, SLEEPING = 0, 8, 16, 24
+POSITION, DONE, CALLS, SLEEPING = 0, 8, 16, 24
 STOP, WORKERS, TAPE, RECORDS, YIELD, SYSCALL, USLEEP, SCRATCH = 32, 33, 34, 35, 36, 37, 38, 40
-RECORD_WORDS = 6
+RECORD_WORDS = 5
+MOST_RECORDS, MOST_BLOCKS = (1 << 20) - 2, (1 << 24) - 1
+# The position when there is nothing to do.
+IDLE = ((1 << 20) - 1) << 24
 # Looks at a word before a thread gives its time slice away: about 50 µs of x86 pauses.
 SPINS = 1000
 _FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98}
@@ -33,10 +41,10 @@ _DECLARATIONS = {
 
 
 def source(machine: str) -> str:
-    """`@kernel(control, mode, worker, unused)`: mode 0 is one call, by worker 0; mode 1 is another worker's life."""
+    """`@kernel(control, mode, worker, seen)`: mode 0 is one call, by worker 0; mode 1 is another worker's life."""
     hint = pause(machine)
     text = _TEXT
-    names = {"PAUSE": hint, "SPINS": str(SPINS), "FUTEX": str(_FUTEX_NUMBER.get(machine, 0))}
+    names = {"PAUSE": hint, "SPINS": str(SPINS), "FUTEX": str(_FUTEX_NUMBER.get(machine, 0)), "IDLE": str(IDLE)}
     names |= {f"W_{name}": str(globals()[name]) for name in _WORD_NAMES}
     for name in sorted(names, key=len, reverse=True):
         text = text.replace(f"${name}", names[name])
@@ -44,7 +52,7 @@ def source(machine: str) -> str:
 
 
 _WORD_NAMES = (
-    "ARRIVED", "PASSED", "CALLS", "SLEEPING", "STOP", "WORKERS", "TAPE", "RECORDS", "YIELD", "SYSCALL", "USLEEP", "SCRATCH",
+    "POSITION", "DONE", "CALLS", "SLEEPING", "STOP", "WORKERS", "TAPE", "RECORDS", "YIELD", "SYSCALL", "USLEEP", "SCRATCH",
 )  # fmt: skip
 
 _TEXT = """
@@ -54,15 +62,7 @@ define internal i64 @word(ptr %c, i64 %n) alwaysinline {
   ret i64 %v
 }
 
-; Gives the time slice away.
-define internal void @give_way(ptr %c) {
-  %a = call i64 @word(ptr %c, i64 $W_YIELD)
-  %f = inttoptr i64 %a to ptr
-  %r = call i32 %f()
-  ret void
-}
-
-; Waits until the word at %p is no longer %old: first spinning, then giving way.
+; Waits until the word at %p is no longer %old: first spinning, then giving the time slice away.
 define internal void @wait(ptr %c, ptr %p, i64 %old) {
 entry:
   br label %look
@@ -79,96 +79,86 @@ spin:
   $PAUSE
   br label %look
 yield:
-  call void @give_way(ptr %c)
+  %a = call i64 @word(ptr %c, i64 $W_YIELD)
+  %f = inttoptr i64 %a to ptr
+  %r = call i32 %f()
   br label %look
 done:
   ret void
 }
 
-; All workers have come here before any goes on.
-define internal void @barrier(ptr %c, i64 %workers) {
+; Works until there is nothing to do.
+define internal void @work(ptr %c, i64 %w) {
 entry:
-  %arrived = getelementptr i64, ptr %c, i64 $W_ARRIVED
-  %passed = getelementptr i64, ptr %c, i64 $W_PASSED
-  %alone = icmp eq i64 %workers, 1
-  br i1 %alone, label %done, label %several
-several:
-  %generation = load atomic i64, ptr %passed acquire, align 8
-  %before = atomicrmw add ptr %arrived, i64 1 seq_cst
-  %last = sub i64 %workers, 1
-  %is_last = icmp eq i64 %before, %last
-  br i1 %is_last, label %open, label %waits
-open:
-  store atomic i64 0, ptr %arrived seq_cst, align 8
-  %unused = atomicrmw add ptr %passed, i64 1 seq_cst
-  br label %done
-waits:
-  call void @wait(ptr %c, ptr %passed, i64 %generation)
-  br label %done
-done:
-  ret void
-}
-
-; This worker's blocks of every record.
-define internal void @run(ptr %c, i64 %w) {
-entry:
+  %position = getelementptr i64, ptr %c, i64 $W_POSITION
+  %done_blocks = getelementptr i64, ptr %c, i64 $W_DONE
   %workers = call i64 @word(ptr %c, i64 $W_WORKERS)
-  %tape_address = call i64 @word(ptr %c, i64 $W_TAPE)
-  %tape = inttoptr i64 %tape_address to ptr
-  %records = call i64 @word(ptr %c, i64 $W_RECORDS)
-  %scratch_place = add i64 %w, $W_SCRATCH
-  %scratch = call i64 @word(ptr %c, i64 %scratch_place)
-  %w1 = add i64 %w, 1
+  %share = mul i64 %workers, 2
+  %alone = icmp eq i64 %workers, 1
   br label %loop
 loop:
-  %i = phi i64 [ 0, %entry ], [ %following, %after ]
-  %more = icmp ult i64 %i, %records
-  br i1 %more, label %record, label %finish
-record:
-  %at = mul i64 %i, 6
+  %p = load atomic i64, ptr %position acquire, align 8
+  %p1 = lshr i64 %p, 24
+  %number = and i64 %p1, 1048575
+  %idle = icmp eq i64 %number, 1048575
+  br i1 %idle, label %finish, label %look
+look:
+  %tape_address = call i64 @word(ptr %c, i64 $W_TAPE)
+  %tape = inttoptr i64 %tape_address to ptr
+  %at = mul i64 %number, 5
   %r = getelementptr i64, ptr %tape, i64 %at
+  %blocks = call i64 @word(ptr %r, i64 4)
+  %next = and i64 %p, 16777215
+  %some = icmp ult i64 %next, %blocks
+  br i1 %some, label %take, label %none
+none:
+  call void @wait(ptr %c, ptr %position, i64 %p)
+  br label %loop
+take:
+  %left = sub i64 %blocks, %next
+  %part0 = udiv i64 %left, %share
+  %zero = icmp eq i64 %part0, 0
+  %part = select i1 %zero, i64 1, i64 %part0
+  %k = select i1 %alone, i64 %left, i64 %part
+  %p2 = add i64 %p, %k
+  %swap = cmpxchg ptr %position, i64 %p, i64 %p2 acq_rel acquire
+  %taken = extractvalue { i64, i1 } %swap, 1
+  br i1 %taken, label %run, label %loop
+run:
   %function_address = call i64 @word(ptr %r, i64 0)
   %args = call i64 @word(ptr %r, i64 1)
   %units = call i64 @word(ptr %r, i64 2)
   %per_block = call i64 @word(ptr %r, i64 3)
-  %blocks = call i64 @word(ptr %r, i64 4)
-  %waits = call i64 @word(ptr %r, i64 5)
-  %must_wait = icmp ne i64 %waits, 0
-  br i1 %must_wait, label %sync, label %split
-sync:
-  call void @barrier(ptr %c, i64 %workers)
-  br label %split
-split:
-  %first0 = mul i64 %w, %blocks
-  %first = udiv i64 %first0, %workers
-  %end0 = mul i64 %w1, %blocks
-  %end = udiv i64 %end0, %workers
-  ; A record of one block is worker 0's.
-  %single = icmp ule i64 %blocks, 1
-  %lead = icmp eq i64 %w, 0
-  %single_end = select i1 %lead, i64 %blocks, i64 0
-  %b0 = select i1 %single, i64 0, i64 %first
-  %b1 = select i1 %single, i64 %single_end, i64 %end
-  %lo = mul i64 %b0, %per_block
-  %hi0 = mul i64 %b1, %per_block
+  %scratch_place = add i64 %w, $W_SCRATCH
+  %scratch = call i64 @word(ptr %c, i64 %scratch_place)
+  %lo = mul i64 %next, %per_block
+  %end = add i64 %next, %k
+  %hi0 = mul i64 %end, %per_block
   %over = icmp ugt i64 %hi0, %units
   %hi = select i1 %over, i64 %units, i64 %hi0
-  %some = icmp ult i64 %lo, %hi
-  br i1 %some, label %work, label %after
-work:
   %function = inttoptr i64 %function_address to ptr
   call void %function(i64 %args, i64 %lo, i64 %hi, i64 %scratch)
-  br label %after
-after:
-  %following = add i64 %i, 1
+  %before = atomicrmw add ptr %done_blocks, i64 %k acq_rel
+  %after = add i64 %before, %k
+  %last = icmp eq i64 %after, %blocks
+  br i1 %last, label %advance, label %loop
+advance:
+  store atomic i64 0, ptr %done_blocks release, align 8
+  %records = call i64 @word(ptr %c, i64 $W_RECORDS)
+  %following = add i64 %number, 1
+  %is_end = icmp eq i64 %following, %records
+  %to = select i1 %is_end, i64 1048575, i64 %following
+  %to1 = shl i64 %to, 24
+  %call = and i64 %p, -17592186044416
+  %p3 = or i64 %call, %to1
+  store atomic i64 %p3, ptr %position release, align 8
   br label %loop
 finish:
-  call void @barrier(ptr %c, i64 %workers)
   ret void
 }
 
-; Sleeps until the count of calls is no longer %seen.
-define internal void @sleep(ptr %c, i64 %seen) {
+; Sleeps until the count of calls is no longer %seen; gives the count then.
+define internal i64 @sleep(ptr %c, i64 %seen) {
 entry:
   %calls = getelementptr i64, ptr %c, i64 $W_CALLS
   %sleeping = getelementptr i64, ptr %c, i64 $W_SLEEPING
@@ -210,7 +200,8 @@ awake:
   %u4 = atomicrmw sub ptr %sleeping, i64 1 seq_cst
   br label %done
 done:
-  ret void
+  %result = load atomic i64, ptr %calls acquire, align 8
+  ret i64 %result
 }
 
 ; Counts a call and wakes whoever sleeps.
@@ -239,22 +230,29 @@ entry:
   %lives = icmp ne i64 %mode, 0
   br i1 %lives, label %life, label %call
 call:
-  call void @announce(ptr %c)
   %stopping = call i64 @word(ptr %c, i64 $W_STOP)
   %stopped = icmp ne i64 %stopping, 0
-  br i1 %stopped, label %done, label %lead
-lead:
-  call void @run(ptr %c, i64 0)
+  br i1 %stopped, label %end, label %begin
+begin:
+  ; Record 0, block 0 of this call: only now may anybody look at the tape.
+  %calls = call i64 @word(ptr %c, i64 $W_CALLS)
+  %place = shl i64 %calls, 44
+  %position = getelementptr i64, ptr %c, i64 $W_POSITION
+  store atomic i64 %place, ptr %position release, align 8
+  call void @announce(ptr %c)
+  call void @work(ptr %c, i64 0)
+  br label %done
+end:
+  call void @announce(ptr %c)
   br label %done
 life:
   %seen = phi i64 [ %seen0, %entry ], [ %number, %works ]
-  call void @sleep(ptr %c, i64 %seen)
-  %number = add i64 %seen, 1
+  %number = call i64 @sleep(ptr %c, i64 %seen)
   %stop = call i64 @word(ptr %c, i64 $W_STOP)
   %ends = icmp ne i64 %stop, 0
   br i1 %ends, label %done, label %works
 works:
-  call void @run(ptr %c, i64 %w)
+  call void @work(ptr %c, i64 %w)
   br label %life
 done:
   ret void
