@@ -1,0 +1,126 @@
+"""What a device is: the protocol that both backends meet.
+
+A device owns memory and prepares graphs. `Memory` is opaque to its users: a tensor's place on that device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from sexpgpu.ir.graph import Graph
+from sexpgpu.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+DeviceKind = Literal["cpu", "cuda"]
+
+
+class Memory(Protocol):
+    """One tensor on a device; contiguous."""
+
+    @property
+    def type(self) -> TensorType: ...
+
+
+@dataclass(frozen=True)
+class Counter:
+    """Where the draws of one call stand: words of Philox's counter beside the element's number."""
+
+    microbatch: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class OutOfRange:
+    """An index that a take, gather or scatter of the graph met outside its axis; `node` is its number in the graph."""
+
+    node: int
+    index: int
+    limit: int
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """What became of a graph: a row of the lowering report, and what the memory report needs."""
+
+    nodes: int
+    kernels: int
+    fused: int
+    products: int
+    arena_bytes: int
+    product_engine: str = ""
+    workspace_bytes: int = 0
+    notes: tuple[str, ...] = ()
+
+
+class Executable(Protocol):
+    """A graph that is ready to run. Its external buffers are bound by name: `field:tokens`, `parameter:gpt.wte`,
+    `gradient:gpt.wte` (an output of a training graph, an input of an update), `state:gpt.wte:m`. Bound parameters and
+    states of an update are replaced in place."""
+
+    @property
+    def lowering(self) -> Lowering: ...
+
+    @property
+    def externals(self) -> Mapping[str, TensorType]: ...
+
+    def bind(self, name: str, memory: Any) -> None: ...
+
+    def run(self, hosts: Mapping[str, float], counter: Counter) -> None:
+        """One call. `hosts` gives step, updates, total-steps and the runtime's own scalars."""
+        ...
+
+    def output(self, name: str) -> Array:
+        """An output of the last call, copied to the host."""
+        ...
+
+    def out_of_range(self) -> Sequence[OutOfRange]:
+        """What the last call read outside its axes; nothing when all was well."""
+        ...
+
+
+class Device(Protocol):
+    """`description` is the head of the lowering report: `cpu 2 threads, AVX-512, Numba 0.68`."""
+
+    @property
+    def kind(self) -> DeviceKind: ...
+
+    @property
+    def description(self) -> str: ...
+
+    def allocate(self, type: TensorType) -> Any:
+        """Memory of zeros."""
+        ...
+
+    def part(self, memory: Any, offset_elements: int, type: TensorType) -> Any:
+        """A tensor inside another, so that many lie end to end."""
+        ...
+
+    def write(self, memory: Any, array: Array) -> None: ...
+
+    def read(self, memory: Any) -> Array: ...
+
+    def prepare(self, graph: Graph, seed: int) -> Executable: ...
+
+    def add(self, target: Any, source: Any) -> None:
+        """target += source, f32, element by element."""
+        ...
+
+    def copy(self, target: Any, source: Any) -> None:
+        """target = source."""
+        ...
+
+    def square_sum(self, memory: Any) -> float:
+        """The sum of squares in float64, in an order that the shape alone decides."""
+        ...
+
+    def peak_bytes(self) -> int:
+        """The most that this device has held at once."""
+        ...
+
+    def free_bytes(self) -> int: ...
