@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import xxhash
@@ -74,12 +74,23 @@ def processor() -> str:
     return platform.machine() + "\n".join(facts[name] for name in sorted(facts))
 
 
+def version_of(package: str) -> str:
+    """An installed package's version, from the name of its folder: importlib.metadata takes 25 ms to import."""
+    spec = find_spec(package)
+    if spec is not None and spec.origin is not None:
+        for folder in Path(spec.origin).parents[1].glob(f"{package}-*.dist-info"):
+            return folder.name.removeprefix(f"{package}-").removesuffix(".dist-info")
+    from importlib import metadata
+
+    return metadata.version(package)
+
+
 def identity() -> str:
     """Everything but its text that decides a kernel's code."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256(processor().encode())
     for name in ("numba", "llvmlite"):
-        digest.update(f"{name} {metadata.version(name)}\n".encode())
+        digest.update(f"{name} {version_of(name)}\n".encode())
     for name in _TRANSLATORS:
         digest.update((package / name).read_bytes())
     return digest.hexdigest()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sexpgpu.backend import Counter, DeviceKind, Lowering, OutOfRange
+from sexpgpu.interp.cache import processor, version_of
 from sexpgpu.interp.executor import Engine
 from sexpgpu.interp.executor import Executable as LoadedPlan
 from sexpgpu.ir.graph import Graph
@@ -81,7 +81,7 @@ class CpuDevice:
     @property
     def description(self) -> str:
         threads = f"{self.engine.threads} thread" + ("s" if self.engine.threads > 1 else "")
-        numba = ".".join(metadata.version("numba").split(".")[:2])
+        numba = ".".join(version_of("numba").split(".")[:2])
         return f"cpu {threads}, {simd_class()}, Numba {numba}"
 
     def allocate(self, type: TensorType) -> CpuMemory:
@@ -144,19 +144,9 @@ def _computes(launch: Generated) -> int:
 
 def simd_class() -> str:
     """The widest vectors that the code is made for."""
-    from llvmlite import binding
-
-    features = binding.get_host_cpu_features()
-    for feature, name in (
-        ("avx512f", "AVX-512"),
-        ("avx2", "AVX2"),
-        ("sse4.2", "SSE4.2"),
-        ("sve", "SVE"),
-        ("neon", "NEON"),
-    ):
-        if features.get(feature):
-            return name
-    return "no vectors"
+    features = set(processor().split())
+    widths = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("sse4_2", "SSE4.2"), ("sve", "SVE"), ("asimd", "NEON"))
+    return next((name for feature, name in widths if feature in features), "no vectors known")
 
 
 def open_cpu(settings: Settings) -> CpuDevice:
