@@ -28,7 +28,17 @@ class Refine(Exception):
 
 
 class NotAffine(Exception):
-    """A view that strides cannot express: its operand has to be in memory, or copied."""
+    """Strides cannot express an access. `reshape` is the view at fault: its operand has to lie row-major in memory;
+    or `uneven` are the values that have to, so that a row or column steps evenly."""
+
+    def __init__(self, reshape: Node | None = None, uneven: tuple[Node, ...] = ()) -> None:
+        super().__init__(reshape, uneven)
+        self.reshape = reshape
+        self.uneven = uneven
+
+
+class _NoDigits(Exception):
+    """An index that is no sum of whole digits over the other shape."""
 
 
 def scaled(index: Index, factor: int, shift: int = 0) -> Index:
@@ -74,7 +84,10 @@ def pull(view: Node, access: Access, sizes: list[int]) -> Access:
             scaled(index, -1, n - 1) if i in axes else index
             for i, (index, n) in enumerate(zip(access, operand.shape, strict=True))
         )
-    return _reshape(operand.shape, view.shape, access, sizes)
+    try:
+        return _reshape(operand.shape, view.shape, access, sizes)
+    except _NoDigits:
+        raise NotAffine(view) from None
 
 
 def _reshape(source: tuple[int, ...], target: tuple[int, ...], access: Access, sizes: list[int]) -> Access:
@@ -118,7 +131,7 @@ def _group(
         later: list[tuple[int, int]] = []
         for loop, c in rest:
             if c < 0 or c % stride:
-                raise NotAffine
+                raise _NoDigits
             if c % above == 0:
                 later.append((loop, c))
             elif c * (sizes[loop] - 1) < above:
@@ -126,10 +139,10 @@ def _group(
             else:
                 # The loop runs over this axis and the ones before it.
                 if above % c or sizes[loop] % (above // c):
-                    raise NotAffine
+                    raise _NoDigits
                 raise Refine(loop, above // c)
         begin = start // stride % size
         if begin + sum(c * (sizes[loop] - 1) for loop, c in mine) >= size:
-            raise NotAffine
+            raise _NoDigits
         made[first + k] = (begin, tuple(mine))
         rest, stride = later, above

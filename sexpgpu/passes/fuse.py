@@ -152,7 +152,7 @@ class _Fuser:
         kinds = {first.kind, second.kind}
         if first.space != second.space or "column" in kinds or len(first.nodes) + len(second.nodes) > MOST_NODES:
             return False
-        if kinds == {"row"} and first.reduced != second.reduced or first.start <= self.boundary < second.start:
+        if (kinds == {"row"} and first.reduced != second.reduced) or first.start <= self.boundary < second.start:
             return False
         for node in second.nodes:
             for operand in node.inputs:

@@ -51,6 +51,15 @@ class Buffers:
     def external(self, node: Node) -> None:
         self.storage[node] = self.named(self.external_name(node), node)
 
+    def find(self, node: Node) -> Storage | None:
+        """Where a value is; a reshape of what lies row-major is there too."""
+        found = self.storage.get(node)
+        if found is None and node.op == "reshape":
+            source = self.find(node.inputs[0])
+            if source is not None and source.strides == contiguous(node.inputs[0].shape):
+                return Storage(source.place, contiguous(node.shape), source.item_bytes)
+        return found
+
     def host(self, node: Node) -> None:
         at = Place(0, HOST_BYTES * len(self.hosts))
         self.hosts.append((node.attributes["expression"], at))

@@ -115,9 +115,17 @@ class _Builder:
         """A generated kernel; operands that strides cannot express are copied first."""
 
         def trace_of(axes: Axes) -> Trace:
-            return Trace(axes, self.buffers.storage.get, self.buffers.random, inside)
+            return Trace(axes, self.buffers.find, self.buffers.random, inside)
 
-        self.add(generate(kind, space, reduced, roots, trace_of))
+        while True:
+            try:
+                made = generate(kind, space, reduced, roots, trace_of)
+                break
+            except NotAffine as problem:
+                at_fault = problem.uneven if problem.reshape is None else problem.reshape.inputs[:1]
+                for node in at_fault:
+                    self.buffers.storage[node] = self.copied(node)
+        self.add(made)
 
     def copy(self, node: Node, storage: Storage) -> None:
         """A node's value (a view's, or an expression's) written to a storage of its own shape."""
@@ -126,14 +134,7 @@ class _Builder:
     def copied(self, node: Node) -> Storage:
         """A contiguous copy in the arena."""
         storage = self.buffers.arena("copy", node)
-        try:
-            self.copy(node, storage)
-        except NotAffine:
-            # A view of a view that has no even step: the inner one is copied first.
-            inner = node.inputs[0]
-            assert inner.inputs or inner in self.buffers.storage, node
-            self.buffers.storage[inner] = self.copied(inner)
-            self.copy(node, storage)
+        self.copy(node, storage)
         return storage
 
     def _cluster(self, cluster: Cluster) -> None:
@@ -146,23 +147,6 @@ class _Builder:
             reduced = tuple(range(rank - cluster.reduced, rank))
         elif cluster.kind == "column":
             reduced = roots[0].attributes["axes"]
-        while True:
-            try:
-                self.emit(cluster.kind, cluster.space, reduced, made, inside)
-                break
-            except NotAffine:
-                self._materialise(cluster)
+        self.emit(cluster.kind, cluster.space, reduced, made, inside)
         for root in made:
             self.buffers.storage[root.node] = root.storage
-
-    def _materialise(self, cluster: Cluster) -> None:
-        """Copies the views that the cluster's nodes read from elsewhere, so that every operand steps evenly."""
-        progress = False
-        for node in cluster.nodes:
-            for operand in node.inputs:
-                outside = self.fusion.owner.get(operand) is not cluster and operand not in self.buffers.storage
-                if outside and operand.op not in LEAVES and self.fusion.owner.get(base_of(operand)) is not cluster:
-                    self.buffers.storage[operand] = self.copied(operand)
-                    progress = True
-        assert progress, cluster
-

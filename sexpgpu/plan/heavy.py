@@ -51,7 +51,7 @@ class Heavy:
             access: Access = axes.access(node.shape)
             at = node
             try:
-                while at not in self.buffers.storage:
+                while (found := self.buffers.find(at)) is None:
                     if at.op not in VIEWS:
                         return None
                     access = pull(at, access, axes.sizes)
@@ -61,7 +61,7 @@ class Heavy:
                 continue
             except NotAffine:
                 return None
-            place, (_, terms) = self.buffers.storage[at].at(access)
+            place, (_, terms) = found.at(access)
             step = dict(terms)
             loops = [
                 [(n, step.get(axes.first(axis) + k, 0)) for k, n in enumerate(factors) if n > 1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from sexpgpu.ir.graph import Node
@@ -91,30 +92,34 @@ class Trace:
         self.random_keys = random_keys
         self.inside = inside
         self.loads: dict[tuple[str, Place | None, str, Index], int] = {}
+        # For each load the outermost view through which it was reached, else the value itself.
+        self.reached: list[Node | None] = []
         self.body: list[tuple[str, tuple[tuple[str, int], ...], str, tuple[tuple[str, object], ...]]] = []
         self.known: dict[object, tuple[str, int]] = {}
 
     def value(self, node: Node, access: Access) -> tuple[str, int]:
         """The number of a node's element at an access. Iterative: expressions may be long."""
-        stack: list[tuple[Node, Access]] = [(node, access)]
+        stack: list[tuple[Node, Access, Node | None]] = [(node, access, None)]
         while stack:
-            current, place = stack[-1]
+            current, place, view = stack[-1]
             if (current, place) in self.known:
                 stack.pop()
                 continue
-            waiting = self._step(current, place)
+            waiting = self._step(current, place, view or current)
             if waiting:
-                stack.extend(waiting)
+                if view is None and current.op in VIEWS:
+                    view = current
+                stack.extend((*operand, view) for operand in waiting)
             else:
                 stack.pop()
         return self.known[(node, access)]
 
-    def _step(self, node: Node, access: Access) -> list[tuple[Node, Access]]:
+    def _step(self, node: Node, access: Access, reached: Node) -> list[tuple[Node, Access]]:
         """Computes the value, or gives the operands that it waits for."""
         stored = None if node in self.inside else self.storage(node)
         if stored is not None:
             place, index = stored.at(access)
-            self.known[(node, access)] = self._load("memory", place, node.dtype, index)
+            self.known[(node, access)] = self._load("memory", place, node.dtype, index, reached)
             return []
         if node.op in VIEWS:
             operand = (node.inputs[0], pull(node, access, self.sizes))
@@ -123,7 +128,7 @@ class Trace:
             self.known[(node, access)] = self.known[operand]
             return []
         if node.op in ("iota", "random", "constant"):
-            self.known[(node, access)] = self._leaf(node, access)
+            self.known[(node, access)] = self._leaf(node, access, reached)
             return []
         if OPS[node.op].kind == "reduce":
             source = node.inputs[0]
@@ -137,8 +142,13 @@ class Trace:
             self.known[(node, access)] = self._instruction(node, [self.known[o] for o in operands])
         return waiting
 
-    def _load(self, kind: str, place: Place | None, dtype: str, index: Index) -> tuple[str, int]:
-        return "load", self.loads.setdefault((kind, place, dtype, index), len(self.loads))
+    def _load(
+        self, kind: str, place: Place | None, dtype: str, index: Index, reached: Node | None = None
+    ) -> tuple[str, int]:
+        number = self.loads.setdefault((kind, place, dtype, index), len(self.loads))
+        if number == len(self.reached):
+            self.reached.append(reached)
+        return "load", number
 
     def _emit(
         self, op: str, arguments: Sequence[tuple[str, int]], dtype: str, attributes: tuple[tuple[str, object], ...] = ()
@@ -156,17 +166,17 @@ class Trace:
         op = f"reduce_{node.op}" if OPS[node.op].kind == "reduce" else node.op
         return self._emit(op, arguments, node.dtype)
 
-    def _leaf(self, node: Node, access: Access) -> tuple[str, int]:
+    def _leaf(self, node: Node, access: Access, reached: Node) -> tuple[str, int]:
         if node.op == "constant":
             return self._emit("constant", (), node.dtype, (("value", node.attributes["value"]),))
         if node.op == "iota":
-            index = self._load("index", None, "i64", access[node.attributes["axis"]])
+            index = self._load("index", None, "i64", access[node.attributes["axis"]], reached)
             return index if node.dtype == "i64" else self._emit("cast", [index], node.dtype)
         element = joined(list(zip(access, contiguous(node.shape), strict=True)))
         key, counter = self.random_keys(node)
         words = [(key, 0), (key, 4), (counter, 0), (counter, 4), (counter, 8)]
         loads = [self._load("memory", Place(p.buffer, p.offset + offset), "u32", ZERO) for p, offset in words]
-        return self._emit("random", [self._load("index", None, "i64", element), *loads], "f32")
+        return self._emit("random", [self._load("index", None, "i64", element, reached), *loads], "f32")
 
 
 @dataclass(frozen=True)
@@ -234,6 +244,8 @@ def _finish(
         starts.append(0)
         rows.append(_strides(index, count))
     groups = _groups(kind, axes, reduced)
+    if kind != "map":
+        _check_even(groups[1], axes.sizes, rows, trace)
     sizes, rows = _collapse(kind, groups, axes.sizes, rows)
     loads = tuple(Load(key[0], key[2], _inner(row)) for key, row in zip(keys, rows, strict=False))  # type: ignore[arg-type]
     number = {("load", k): k for k in range(len(keys))}
@@ -280,6 +292,17 @@ def _groups(kind: Kind, axes: Axes, reduced: tuple[int, ...]) -> list[list[int]]
     return parts
 
 
+def _check_even(group: Sequence[int], sizes: Sequence[int], rows: Sequence[Sequence[int]], trace: Trace) -> None:
+    """A row or column is one loop: operands that do not step evenly along it have to be copied."""
+    loops = [loop for loop in group if sizes[loop] > 1]
+    uneven: dict[Node, None] = {}
+    for row, reached in zip(rows, trace.reached, strict=False):
+        if reached is not None and any(row[a] != row[b] * sizes[b] for a, b in pairwise(loops)):
+            uneven[reached] = None
+    if uneven:
+        raise NotAffine(uneven=tuple(uneven))
+
+
 def _collapse(
     kind: Kind, groups: list[list[int]], sizes: Sequence[int], rows: Sequence[Sequence[int]]
 ) -> tuple[list[int], list[list[int]]]:
@@ -296,8 +319,7 @@ def _collapse(
 
 
 def _single(loops: list[tuple[int, list[int]]], operands: int) -> list[tuple[int, list[int]]]:
-    if len(loops) > 1:
-        raise NotAffine
+    assert len(loops) <= 1, loops
     return loops or [(1, [0] * operands)]
 
 
