@@ -17,6 +17,7 @@ from sexpgpu.plan.kernel import Matrix, Place, Product
 # Blocks of one matrix product, by its operations alone: each cut packs operands again, which a small product feels.
 BLOCKS = ((3_000_000, 2), (64_000_000, 4), (512_000_000, 8), (2_000_000_000, 16))
 MOST_BLOCKS = BLOCKS[-1][1]
+LEAST_RESULTS = 128 * 128
 # Operations below which a launch is not worth sharing; then a block has at least so many.
 SHARED_OPERATIONS, BLOCK_OPERATIONS = 2_000_000, 500_000
 # Rows and columns of a block are multiples of this, the size of the engines' inner tiles.
@@ -44,8 +45,8 @@ def cut(launch: Product) -> Cut:
     """Few large blocks; of the ways to cut, the one that packs the least of a and b again."""
     operations = 2 * launch.m * launch.n * max(launch.k, 1)
     each = max([1, *(count for least, count in BLOCKS if operations >= least)])
-    # The entries of a batch share the work already.
-    while each > 1 and each * len(launch.c.starts) > MOST_BLOCKS:
+    # The entries of a batch share the work already, and a block of few results reads as much as one of many.
+    while each > 1 and (each * len(launch.c.starts) > MOST_BLOCKS or launch.m * launch.n < each * LEAST_RESULTS):
         each //= 2
     ways = [(each // c, c) for c in (1, 2, 4, 8, 16) if c <= each]
     row_count, column_count = min(ways, key=lambda w: launch.m * w[1] + launch.n * w[0])
