@@ -62,6 +62,7 @@ def file_options(function: Callable[..., None]) -> Callable[..., None]:
 @file_options
 @click.option("--out", metavar="DIR", help="The folder that run folders are made in.")
 @click.option("--name", metavar="NAME", help="The run's name, instead of its defrun's.")
+@click.option("--resume", metavar="latest|PATH", help="Go on from the newest checkpoint, or from a run or checkpoint.")
 @click.option("--keep-values", is_flag=True, default=None, help="One kernel a node, nothing fused, every value kept.")
 @click.option("--deterministic", is_flag=True, default=None, help="Nothing measured, stacking 1.")
 @click.option("--explain-config", is_flag=True, help="Print every setting with its origin, and stop.")
@@ -133,11 +134,20 @@ def request_of(options: dict[str, Any], name: str | None, say: Callable[[str], N
     from sexpgpu.train.launch import Request
 
     flags = {
-        key.replace("_", "-"): value for key, value in options.items() if key not in ("sets", "run", "allow_outside")
+        key.replace("_", "-"): value
+        for key, value in options.items()
+        if key not in ("sets", "run", "allow_outside", "resume")
     }
     return Request(
-        file, tuple(variants), (*options["sets"], *sets), options["run"], flags, name, options["allow_outside"]
-    )  # fmt: skip
+        file,
+        tuple(variants),
+        (*options["sets"], *sets),
+        options["run"],
+        flags,
+        name,
+        options["allow_outside"],
+        options.get("resume"),
+    )
 
 
 def split_words(words: tuple[str, ...]) -> tuple[Path | None, tuple[str, ...]]:

@@ -38,6 +38,16 @@ def experiment_hash(experiment: Experiment, text: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
+def training_hash(experiment: Experiment, seed: int) -> str:
+    """SHA-256 of what decides the parameters after every step: what a resume must find as it was."""
+    options = experiment.options
+    parts = [f"numerics {NUMERICS_VERSION}", print_graph(experiment.training), print_graph(experiment.update)]
+    parts += [f"parameter {p.name} {p.shape} {p.decay} {p.trainable}" for p in experiment.parameters]
+    parts += [f"loader {loader_text(experiment.loaders[options.data])}"]
+    parts += [f"{options.microbatches} {options.global_batch} {options.clip_grad_norm} {options.sum_lanes} {seed}"]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
 def loader_text(spec: LoaderSpec) -> str:
     """A loader's record without places and paths; a builtin's only path is its name, and stays."""
     hidden = PLACES - {"paths"} if spec.kind == "builtin" else PLACES

@@ -17,14 +17,16 @@ from sexpgpu.lang.program import Program, load_program
 from sexpgpu.passes.elaborate import elaborate
 from sexpgpu.passes.experiment import Experiment
 from sexpgpu.settings import Settings, Sources, read_file, resolve
+from sexpgpu.train import resume
 from sexpgpu.train.cost import too_large_for_cpu
 from sexpgpu.train.flatten import flatten
 from sexpgpu.train.folder import RunFolder, create_run_folder, writing
-from sexpgpu.train.identity import NUMERICS_VERSION, experiment_hash, graph_text
+from sexpgpu.train.identity import NUMERICS_VERSION, experiment_hash, graph_text, training_hash
 from sexpgpu.train.loader import header as read_header
 from sexpgpu.train.loop import Outcome, Training
 from sexpgpu.train.model import initial_parameters
 from sexpgpu.train.progress import Progress
+from sexpgpu.train.resume import Resumed
 from sexpgpu.train.session import Session, header, lowering_report, memory_line, prepare
 from sexpgpu.train.status import replace_json
 from sexpgpu.train.stopping import StopRequest
@@ -45,6 +47,7 @@ class Request:
     flags: Mapping[str, Any] = field(default_factory=dict)
     name: str | None = None
     allow_outside: bool = False
+    resume: str | None = None
 
     @property
     def source(self) -> str:
@@ -140,19 +143,44 @@ def train(
         progress.line(no_smoke_line(request.file))
     if experiment.options.diagnostics:
         progress.line("diagnostics are not written by this version: " + ", ".join(experiment.options.diagnostics))
-    folder = create_run_folder(settings.out, request.name or experiment.name, digest)
+    facts = _facts(session, digest)
+    resumed = _resumed(request, session, facts, text, progress)
+    if resumed is not None and resumed.step >= session.total_steps:
+        progress.line(f"finished already: step {resumed.step} of {session.total_steps} in {resumed.folder.path}")
+        return Outcome(resumed.folder.path, resumed.step, None)
+    folder = resumed.folder if resumed else create_run_folder(settings.out, request.name or experiment.name, digest)
     with writing(folder):
         progress.log_to(folder.log)
-        _describe(folder, request, program, settings, text)
-        session.model.start(initial_parameters(experiment, settings.seed, settings.threads))
+        if resumed is None:
+            _describe(folder, request, program, settings, text)
+            session.model.start(initial_parameters(experiment, settings.seed, settings.threads))
+        else:
+            # An earlier request to stop was heard; this launch is the answer to it.
+            folder.stop.unlink(missing_ok=True)
+            session.model.resume(resumed.checkpoint.parameters, resumed.checkpoint.states)
+            progress.line(f"resumed from step {resumed.step}: {resumed.checkpoint.path}")
         stop.watch(folder.stop)
+        state = resumed.checkpoint.state if resumed else None
         try:
-            outcome = Training(session, folder, progress, stop, _facts(session, digest)).run()
+            outcome = Training(session, folder, progress, stop, facts, resumed=state).run()
         finally:
             progress.line(f"results: {folder.path}")
             progress.line(memory_line(device.peak_bytes(), session.memory.planned))
             progress.close()
     return outcome
+
+
+def _resumed(
+    request: Request, session: Session, facts: Mapping[str, Any], text: str, progress: Progress
+) -> Resumed | None:
+    """The checkpoint that the run goes on from, checked; None for a fresh start."""
+    if request.resume is None:
+        return None
+    name = request.name or session.experiment.name
+    resumed = resume.find(session.settings.out, name, request.resume, progress.line)
+    if resumed is not None:
+        resume.check(resumed, facts, text, progress.line)
+    return resumed
 
 
 def _facts(session: Session, digest: str) -> dict[str, Any]:
@@ -166,6 +194,7 @@ def _facts(session: Session, digest: str) -> dict[str, Any]:
         "nodes": 1,
         "seed": session.settings.seed,
         "experiment-hash": digest,
+        "training-hash": training_hash(session.experiment, session.settings.seed),
         "numerics": NUMERICS_VERSION,
         "device": session.device.description,
         "stacking": 1,

@@ -44,7 +44,9 @@ class Training:
         request: StopRequest,
         facts: Mapping[str, Any],
         clock: Callable[[], float] = time.time,
+        resumed: Mapping[str, Any] | None = None,
     ) -> None:
+        """`resumed`: the state.json of the checkpoint that the session's model was loaded from."""
         self.session, self.folder, self.progress, self.request, self.facts = session, folder, progress, request, facts
         self.clock = clock
         self.metrics = MetricsWriter(folder.metrics)
@@ -55,15 +57,23 @@ class Training:
         self.stopper = Patience(session.experiment.options.stop)
         self.best = Best(session.experiment.options.checkpoint)
         self._saved: int | None = None
+        self._first = 1
+        if resumed is not None:
+            self._first = int(resumed["step"]) + 1
+            self._saved = int(resumed["step"])
+            self.stopper.restore(resumed.get("patience", {}))
+            self.best.restore(resumed.get("best", {}))
         self._begin = clock()
 
     def run(self) -> Outcome:
         """Train to the end. The status file says how it ended, whatever happens."""
-        step = 0
+        step = self._first - 1
         try:
+            if step:
+                self.metrics.write({"kind": "annotation", "name": "resume", "from": step})
             self._annotate()
             self.progress.start(self.total)
-            for step in range(1, self.total + 1):
+            for step in range(self._first, self.total + 1):
                 self._say("running", step - 1)
                 self._step(step)
                 if self.stopper.reached:
@@ -142,7 +152,7 @@ class Training:
             return
         self._say("checkpointing", step)
         model, folder = self.session.model, self.folder
-        state = {"step": step, **self.facts}
+        state = {"step": step, "patience": self.stopper.state(), "best": self.best.state(), **self.facts}
         copies = [path for path in (folder.experiment, folder.settings, folder.graph) if path.exists()]
         path = checkpoint.save(folder.checkpoints, step, model.read_parameters(), model.read_states(), state, copies)
         self.metrics.write({"kind": "annotation", "name": "checkpoint", "step": step, "path": path.name})
@@ -153,7 +163,8 @@ class Training:
             checkpoint.prune(folder.checkpoints, options.keep, best)
 
     def _say(self, state: State, step: int, code: str | None = None) -> None:
-        eta = (self.clock() - self._begin) / step * (self.total - step) if step else None
+        done = step - self._first + 1
+        eta = (self.clock() - self._begin) / done * (self.total - step) if done > 0 else None
         loss = self.loss if self.loss is not None and math.isfinite(self.loss) else None
         self.status.update(
             Status(state, step, self.total, os.getpid(), socket.gethostname(), loss=loss, eta=eta, code=code)
@@ -167,6 +178,15 @@ class Patience:
         self.stop = stop
         self.lowest = math.inf
         self.waited = 0
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {"lowest": self.lowest if math.isfinite(self.lowest) else None, "waited": self.waited}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        lowest = state.get("lowest")
+        self.lowest = math.inf if lowest is None else lowest
+        self.waited = state.get("waited", 0)
 
     @property
     def reached(self) -> bool:
@@ -188,6 +208,13 @@ class Best:
         self.every: int = 1 if options is None else options.every
         self.value: float | None = None
         self.step: int | None = None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {"value": self.value, "step": self.step}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.value, self.step = state.get("value"), state.get("step")
 
     def see(self, found: Mapping[str, float], step: int) -> None:
         if self.rule is None or self.rule[0] not in found or step % self.every:

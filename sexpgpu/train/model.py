@@ -44,6 +44,13 @@ class Model:
             memory = self.states[state_name(state.parameter, state.name)]
             self.device.write(memory, np.full(state.shape, state.fill, np.float32))
 
+    def resume(self, parameters: Mapping[str, Array32], states: Mapping[str, Array32]) -> None:
+        """Parameters and states as a checkpoint has them."""
+        for name, memory in self.parameters.items():
+            self.device.write(memory, parameters[name])
+        for name, memory in self.states.items():
+            self.device.write(memory, states[name])
+
     def bind(self, executable: Executable) -> None:
         """Give an executable the parameters and states it names."""
         for external in executable.externals:
