@@ -13,6 +13,9 @@ import meaning
 import numpy as np
 import reference_neural
 from cases import Array, Case, Kink, apart, exact, fixed, flags, normal, positive, smooth, whole
+from operations import central_difference
+
+__all__ = ["CASES", "KINKS", "OPTIMIZERS", "SCHEDULES", "Case", "central_difference"]
 
 # Cases
 
@@ -249,20 +252,3 @@ KINKS: tuple[Kink, ...] = (
 
 OPTIMIZERS = tuple(reference_neural.optimizers())
 SCHEDULES = tuple(reference_neural.schedules())
-
-
-def central_difference(
-    function: Callable[..., Any], arguments: tuple[Array, ...], index: int, weights: Array, eps: float = 1e-6
-) -> Array:
-    """d(Σ weights · function)/d(arguments[index]) in float64; of float arguments, one entry moved at a time."""
-    x = arguments[index]
-    moved = x.copy()
-    out = np.zeros(x.shape)
-    for place in np.ndindex(x.shape):
-        totals = []
-        for entry in (x[place] + eps, x[place] - eps):
-            moved[place] = entry
-            totals.append(np.sum(weights * function(*arguments[:index], moved, *arguments[index + 1 :])))
-        moved[place] = x[place]
-        out[place] = (totals[0] - totals[1]) / (2 * eps)
-    return out
