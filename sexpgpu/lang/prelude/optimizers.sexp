@@ -1,7 +1,7 @@
 ; Optimizers: p parameter, g mean gradient after clipping; the value is the new parameter.
 
 (defoptimizer sgd (p g &key (lr 0.01) (momentum 0) (nesterov false) (decay 0))
-  (let ((d (if (and (decays? p) (!= decay 0)) (+ g (* decay p)) g)))
+  (let ((d (if (!= decay 0) (+ g (* decay p)) g)))
     (if (= momentum 0)
       (- p (* lr d))
       (let ()
