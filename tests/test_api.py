@@ -1,0 +1,93 @@
+"""The Python face: load, init, train, and a compiled step for a loop of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sexpgpu
+from sexpgpu.errors import Diagnostics, Error
+
+FILE = """
+(defhyper width 4)
+(defhyper batch 8)
+(defloader digits (builtin "digits" :batch batch))
+(defrun fit
+  :data      digits
+  :loss      (square (- (matmul (/ x 16) (param "w" [64] (normal 0.5))) 1))
+  :optimizer (sgd :lr 0.01)
+  :steps     3
+  :seed      5)
+(defvariant small (batch 2))
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SEXPGPU_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SEXPGPU_OUT", str(tmp_path / "runs"))
+    (tmp_path / "fit.sexp").write_text(FILE)
+    return tmp_path / "fit.sexp"
+
+
+def test_load_takes_variants_and_values(file: Path) -> None:
+    made = sexpgpu.load(file, variant="small", set={"width": 5})
+    assert made.name == "fit"
+    assert made.elaborated.headers["digits"].fields["x"].shape == (2, 64)
+
+
+def test_load_raises_every_problem(file: Path) -> None:
+    file.write_text(FILE.replace("matmul", "matmull").replace(":steps", ":stepps"))
+    with pytest.raises(Diagnostics) as caught:
+        sexpgpu.load(file)
+    assert {error.code for error in caught.value.errors} >= {"E-NAME-001", "E-RUN-002"}
+
+
+def test_init_follows_the_seed_and_the_runs_own_by_default(file: Path) -> None:
+    made = sexpgpu.load(file)
+    np.testing.assert_array_equal(made.init()["w"], made.init(seed=5)["w"])
+    assert not np.array_equal(made.init(seed=6)["w"], made.init(seed=5)["w"])
+    assert made.init()["w"].dtype == np.float32
+
+
+def test_a_compiled_step_gives_the_mean_loss_and_its_gradient(file: Path) -> None:
+    made = sexpgpu.load(file)
+    step = made.compile(device="cpu")
+    generator = np.random.default_rng(0)
+    batch = {"x": generator.normal(size=(8, 64)).astype(np.float32), "y": np.zeros(8, np.int32)}
+    params = made.init(seed=1)
+    loss, grads = step(params, batch, step=1, seed=0, microbatch=0)
+    x, w = batch["x"].astype(np.float64) / 16, params["w"].astype(np.float64)
+    error = x @ w - 1
+    assert loss == pytest.approx(float(np.mean(error**2)), rel=1e-5)
+    assert set(grads) == {"w"}
+    np.testing.assert_allclose(grads["w"], 2 * error @ x / 8, rtol=1e-4, atol=1e-6)
+    again, _ = step(params, batch, step=1, seed=3)
+    assert again == loss
+
+
+@pytest.mark.parametrize(
+    ("params", "batch", "words"),
+    [
+        ({}, {"x": np.zeros((8, 64))}, "parameter w is missing"),
+        ({"w": np.zeros(3)}, {"x": np.zeros((8, 64))}, "parameter w has shape [3], [64] is needed"),
+        ({"w": np.zeros(64)}, {"z": np.zeros((8, 64))}, "field x is missing"),
+        ({"w": np.zeros(64)}, {"x": np.zeros((4, 64))}, "field x has shape [4, 64], [8, 64] is needed"),
+    ],
+)
+def test_what_does_not_fit_a_compiled_step_is_named(
+    file: Path, params: dict[str, np.ndarray], batch: dict[str, np.ndarray], words: str
+) -> None:
+    with pytest.raises(Error) as caught:
+        sexpgpu.load(file).compile(device="cpu")(params, batch)
+    assert caught.value.message == words
+
+
+def test_train_gives_the_records_of_its_run_folder(file: Path) -> None:
+    run = sexpgpu.load(file).train(device="cpu", steps=2)
+    steps = [record for record in run.metrics if record["kind"] == "step"]
+    assert [record["step"] for record in steps] == [1, 2]
+    assert run.loss == steps[-1]["train/loss"]
+    assert (run.path / "checkpoints" / "step-00000002").is_dir()
