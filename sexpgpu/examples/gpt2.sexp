@@ -5,7 +5,7 @@
 (defhyper seq          1024)
 (defhyper vocab        50_257)
 (defhyper batch        1)
-(defhyper microbatches 8)
+(defhyper microbatches 1)
 (defhyper lr           6e-4)
 (defhyper beta2        0.95)
 (defhyper decay        0.1)
