@@ -28,6 +28,8 @@ FEW_LANES, MANY_LANES, LONG_ROW = 32, 256, 1024
 COLUMN_CHUNK = 512
 ACCUMULATOR_BYTES = 8 * COLUMN_CHUNK
 MAP_CHUNK = 8192
+# Where an operand is transposed: so many columns of all rows at a time, so that each cache line is fetched once.
+TILE_CHUNK, TILED_ELEMENTS = 16, 1 << 18
 # In elements times instructions: work below which a launch is not worth sharing, and that of a block of a larger one.
 SHARED_WORK, BLOCK_WORK, MOST_BLOCKS = 1 << 17, 1 << 14, 4096
 
@@ -64,18 +66,30 @@ def operand_words(program: Program, operand: Load | Store) -> int:
     return 1 + outer_rank(program) + (program.kind == "column") + (operand.inner == "any")
 
 
-def _chunk(program: Program, last: int) -> int:
-    if program.kind == "column":
+def _chunk(launch: Generated, last: int) -> int:
+    if launch.program.kind == "column":
         return min(max(last, 1), COLUMN_CHUNK)
+    if (
+        prod(launch.sizes) >= TILED_ELEMENTS
+        and last > TILE_CHUNK
+        and any(_transposed(access) for access in (*launch.loads, *launch.stores))
+    ):
+        return TILE_CHUNK
     return last if last <= 2 * MAP_CHUNK else MAP_CHUNK
 
 
-def _split(program: Program, last: int) -> tuple[int, int]:
+def _transposed(access: Access) -> bool:
+    """Steps far along the last loop and to the neighbour along the one around it."""
+    return access.place is not None and len(access.strides) > 1 and access.strides[-2] == 1 and access.strides[-1] >= 16
+
+
+def _split(launch: Generated) -> tuple[int, int]:
     """Words 1 and 2."""
-    if program.kind == "row":
+    last = shape_of(launch.program, launch.sizes).last
+    if launch.program.kind == "row":
         lanes = lanes_of(last)
         return lanes, -(-last // lanes)
-    chunk = max(_chunk(program, last), 1)
+    chunk = max(_chunk(launch, last), 1)
     return chunk, -(-last // chunk)
 
 
@@ -112,7 +126,7 @@ def arguments(launch: Generated, address_of: Callable[[Place], int]) -> list[int
     """The words that this launch's kernel reads."""
     program, shape = launch.program, shape_of(launch.program, launch.sizes)
     third = kept_row_bytes(shape.last) if program.kind == "row" else shape.reduced
-    words = [shape.last, *_split(program, shape.last), third, *shape.outer]
+    words = [shape.last, *_split(launch), third, *shape.outer]
     operands: list[Load | Store] = [*program.loads, *program.stores]
     for operand, access in zip(operands, (*launch.loads, *launch.stores), strict=True):
         address = access.start if access.place is None else address_of(access.place)
@@ -123,7 +137,7 @@ def arguments(launch: Generated, address_of: Callable[[Place], int]) -> list[int
 def units(launch: Generated) -> tuple[int, int]:
     """(units of the launch, units of a block): by shape alone. Every unit has the same bits wherever it is computed."""
     program, shape = launch.program, shape_of(launch.program, launch.sizes)
-    count = prod(shape.outer) * (1 if program.kind == "row" else _split(program, shape.last)[1])
+    count = prod(shape.outer) * (1 if program.kind == "row" else _split(launch)[1])
     if prod(launch.sizes) == 0 and program.kind == "map":
         return 0, 1
     elements = prod(launch.sizes)

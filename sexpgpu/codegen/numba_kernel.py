@@ -61,7 +61,7 @@ class Kernel:
             if name:
                 self.add(f"{name} = word(args, {number})")
         outer = outer_rank(self.program)
-        for loop in range(1, outer):
+        for loop in range(outer):
             self.add(f"n{loop} = word(args, {HEAD_WORDS + loop})")
         place = HEAD_WORDS + outer
         for number, operand in enumerate(self.operands):
@@ -75,8 +75,8 @@ class Kernel:
 
     def begin_units(self, chunked: bool) -> None:
         """The loop over units; i… are the outer loops' places and k the chunk's, counted on from the first unit."""
-        digits = [(f"i{loop}", f"n{loop}") for loop in range(outer_rank(self.program))]
-        digits += [("k", "chunks")] if chunked else []
+        digits = [("k", "chunks")] if chunked else []
+        digits += [(f"i{loop}", f"n{loop}") for loop in range(outer_rank(self.program))]
         if digits:
             self.add("rest = lo")
         for name, size in reversed(digits[1:]):
