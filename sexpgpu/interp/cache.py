@@ -17,11 +17,11 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 
 import xxhash
 
+from sexpgpu.installed import version_of
 from sexpgpu.interp.flatten import flatten
 
 _KERNEL, _BUNDLE = b"sxkern02", b"sxbund02"
@@ -72,17 +72,6 @@ def processor() -> str:
     wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
     facts = {line.partition(":")[0].strip(): line for line in reversed(lines) if line.startswith(wanted)}
     return platform.machine() + "\n".join(facts[name] for name in sorted(facts))
-
-
-def version_of(package: str) -> str:
-    """An installed package's version, from the name of its folder: importlib.metadata takes 25 ms to import."""
-    spec = find_spec(package)
-    if spec is not None and spec.origin is not None:
-        for folder in Path(spec.origin).parents[1].glob(f"{package}-*.dist-info"):
-            return folder.name.removeprefix(f"{package}-").removesuffix(".dist-info")
-    from importlib import metadata
-
-    return metadata.version(package)
 
 
 def identity() -> str:

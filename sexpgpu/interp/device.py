@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sexpgpu.backend import Counter, DeviceKind, Lowering, OutOfRange
-from sexpgpu.interp.cache import processor, version_of
+from sexpgpu.installed import version_of
+from sexpgpu.interp.cache import processor
 from sexpgpu.interp.executor import Engine
 from sexpgpu.interp.executor import Executable as LoadedPlan
 from sexpgpu.ir.graph import Graph

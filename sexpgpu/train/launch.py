@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import sexpgpu
 from sexpgpu.device import Device, choose, open_device
 from sexpgpu.errors import Diagnostics, Error
+from sexpgpu.installed import version_of
 from sexpgpu.lang.printer import print_form
 from sexpgpu.lang.program import Program, load_program
 from sexpgpu.passes.elaborate import elaborate
@@ -203,12 +205,9 @@ def _facts(session: Session, digest: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    import sexpgpu
-
     names = ("numpy", "numba", "llvmlite")
-    return {"sexpgpu": sexpgpu.__version__, "python": platform.python_version(), **{n: version(n) for n in names}}
+    own = {"sexpgpu": sexpgpu.__version__, "python": platform.python_version()}
+    return own | {name: version_of(name) for name in names}
 
 
 def _describe(folder: RunFolder, request: Request, program: Program, settings: Settings, text: str) -> None:
