@@ -51,13 +51,13 @@ def test_a_warm_process_has_the_same_bits_and_imports_neither_numba_nor_llvm(war
     assert again[0] == "False"
     assert again[3] == cold[3]
     # Where code is flat (x86-64), LLVM is not needed either.
-    if all(path.read_bytes()[8] == 1 for path in folder.glob("*.kernel")):
+    if all(path.read_bytes()[8] == 1 for path in folder.rglob("*.kernel")):
         assert again[1] == "False"
 
 
 def test_damaged_entries_are_made_again(warm: tuple[Path, list[str]]) -> None:
     folder, cold = warm
-    for path in [*folder.glob("*.kernel"), *folder.glob("*.bundle")]:
+    for path in [*folder.rglob("*.kernel"), *folder.rglob("*.bundle")]:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 0xFF
         path.write_bytes(bytes(data))
