@@ -11,6 +11,7 @@ from sexpgpu.ir.types import SIZES, TensorType
 from sexpgpu.passes.access import contiguous
 from sexpgpu.plan.kernel import Buffer, Generated, Launch, Place, Plan, Product
 from sexpgpu.plan.lifetime import Life, aligned, place
+from sexpgpu.plan.reuse import reuse
 from sexpgpu.plan.trace import Storage
 
 # u32 scan, microbatch, step, one unused.
@@ -111,10 +112,16 @@ class Buffers:
     def finish(
         self, launches: tuple[Launch, ...], outputs: dict[str, tuple[Place, TensorType]], sources: list[int]
     ) -> Plan:
-        used = [life for life in self.lives.values() if life.last >= 0]
         if self.keep_values:
-            for life in used:
+            for life in self.lives.values():
                 life.last = 1 << 60
+        else:
+            made, stands = reuse(launches, self.lives)
+            launches = tuple(made)
+            outputs = {
+                name: (Place(stands.get(at.buffer, at.buffer), at.offset), type_) for name, (at, type_) in outputs.items()
+            }
+        used = [life for life in self.lives.values() if life.last >= 0]
         arena_bytes = place(used)
         runtime = (HOST_BYTES * len(self.hosts), COUNTER_BYTES + KEY_BYTES * len(self.randoms), FLAG_BYTES * len(self.flags))
         buffers: list[Buffer] = []
@@ -124,8 +131,11 @@ class Buffers:
             elif number in self.lives:
                 life = self.lives[number]
                 buffers.append(Buffer(name, life.size_bytes, "arena", life.offset))
-            else:
+            elif name in self.externals:
                 buffers.append(Buffer(name, self.externals[name].size_bytes, "external"))
+            else:
+                # Another buffer stands for it.
+                buffers.append(Buffer(name, 0, "arena"))
         flags = tuple((at, sources[index]) for at, index in self.flags)
         return Plan(
             launches, tuple(buffers), arena_bytes, self.externals, outputs, tuple(self.hosts), tuple(self.randoms), flags

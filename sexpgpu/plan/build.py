@@ -9,6 +9,7 @@ from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.passes.access import NotAffine, contiguous
 from sexpgpu.passes.fuse import HEAVY, LEAVES, Cluster, Fusion, base_of, fuse
 from sexpgpu.passes.inline import inline
+from sexpgpu.passes.lower import lower
 from sexpgpu.plan.buffers import Buffers
 from sexpgpu.plan.heavy import Heavy
 from sexpgpu.plan.kernel import Launch, Plan
@@ -22,7 +23,7 @@ def plan(graph: Graph, *, aliases: Mapping[str, str] | None = None, keep_values:
                  of that name may be read by the same graph: it is replaced once nothing reads its old value
     keep_values  every node a kernel of its own, every value kept (the reference executor)
     """
-    flat = inline(graph)
+    flat = inline(graph) if keep_values else lower(inline(graph))
     fusion = fuse(flat.graph, keep_values=keep_values)
     sources = [node.index for node in flat.sources]
     return _Builder(fusion, sources, aliases or {}, keep_values).run()
@@ -76,6 +77,15 @@ class _Builder:
             old = inputs.get(target)
             if base_of(made) is made and (old is None or self._last_reader(old, made, readers)):
                 self.buffers.claim(made, target)
+                while old is None and made.op == "scatter_add" and self._is_added_to(made, readers):
+                    made = made.inputs[0]
+                    self.buffers.claim(made, target)
+
+    def _is_added_to(self, node: Node, readers: Mapping[Node, list[Node]]) -> bool:
+        """Whether a scatter-add is the only reader of what it adds to, which then lies where its result will."""
+        x = node.inputs[0]
+        is_value = not (x.op in ("input", "host", "get") or x.op in LEAVES) and base_of(x) is x
+        return is_value and readers[x] == [node] and x not in self.outputs
 
     def _last_reader(self, old: Node, new: Node, readers: Mapping[Node, list[Node]]) -> bool:
         """Whether only the map that computes the new value reads the old one, each element at its own place."""

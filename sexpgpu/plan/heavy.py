@@ -195,9 +195,7 @@ class Heavy:
         adds = node.op in ("scatter_add", "gather_add")
         operands = node.inputs[1:] if adds else node.inputs
         inputs = tuple(self._contiguous(operand) for operand in operands)
-        out = self.buffers.result(node)
-        if adds:
-            self.builder.emit("map", node.shape, (), [Root(node.inputs[0], out)], set())
+        out = self._sum_storage(node) if adds else self.buffers.result(node)
         table = node if adds else node.inputs[0]
         axis = node.attributes["axis"]
         indices = node.inputs[1] if len(node.inputs) > 1 else node
@@ -221,6 +219,19 @@ class Heavy:
             )
         )
         self.buffers.storage[node] = out
+
+    def _sum_storage(self, node: Node) -> Storage:
+        """Where the sum will be, holding what is added to: the operand's own memory where nothing else reads it."""
+        x = node.inputs[0]
+        there = self.buffers.storage.get(x)
+        alone = self.readers[x] == [node] and x not in self.outputs and x.op not in ("input", "host")
+        if there is not None and alone and there.strides == contiguous(x.shape) and node not in self.buffers.claimed:
+            return there
+        out = self.buffers.result(node)
+        if there is None or there.place != out.place:
+            self.builder.emit("map", node.shape, (), [Root(x, out)], set())
+        return out
+
 
 def _moved(out: Storage, start: dict[int, int], steps: Sequence[int]) -> Storage:
     """The part of a storage that begins at `start` and takes every `steps`-th element."""

@@ -107,7 +107,10 @@ class Trace:
                 continue
             waiting = self._step(current, place, view or current)
             if waiting:
-                if view is None and current.op in VIEWS:
+                if current in self.inside:
+                    # Whatever view led here, the kernel's own values are each at their own place.
+                    view = None
+                elif view is None and current.op in VIEWS:
                     view = current
                 stack.extend((*operand, view) for operand in waiting)
             else:
