@@ -256,6 +256,14 @@ def test_check_of_a_large_file_without_smoke_sends_it_to_the_gpu(
     assert wanted in sexpgpu_command("run", "fit.sexp")[2]
 
 
+def test_the_experiment_in_the_readme_is_whole(sexpgpu_command: Any, here: Path) -> None:
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    (here / "readme.sexp").write_text(text.split("```lisp\n")[1].split("```")[0])
+    code, out, err = sexpgpu_command("check", "readme.sexp")
+    assert code == 0, err
+    assert "classifier.hidden.weight" in out
+
+
 def test_check_reports_every_problem_of_a_file(sexpgpu_command: Any, here: Path) -> None:
     (here / "bad.sexp").write_text(FILE.replace("matmul x", "matmull x").replace(":steps", ":stepps"))
     code, out, err = sexpgpu_command("check", "bad.sexp", "--json")
