@@ -6,236 +6,278 @@ One compiled pattern cuts the text into tokens, a stack builds the lists: no rec
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 from pathlib import Path
 
 from sexpgpu.errors import Diagnostics, Error
-from sexpgpu.lang.forms import Constant, Form, Keyword, Listing, Number, Symbol, Text
+from sexpgpu.lang.atoms import MAXIMUM_ATOM, WORDS, read_atom, read_text
+from sexpgpu.lang.forms import Form, Listing, Symbol
 from sexpgpu.source import Source, Span
 
 # Limits for hostile files.
 MAXIMUM_BYTES = 16 << 20
 MAXIMUM_DEPTH = 1_000
-MAXIMUM_NODES = 1_000_000
-MAXIMUM_ATOM = 4_096
+MAXIMUM_NODES = 1_000_000  # atoms, lists and comments in brackets
 MAXIMUM_ERRORS = 20
 
+# What no atom holds: brackets, quotes, signs that are kept free, and characters that are not seen: controls, spaces
+# other than U+0020, soft hyphen, zero widths, changes of direction, surrogates, byte order marks.
+_FREE = r"\x00-\x20()\[\]{}\"\\;\#,`|\x7f-\xa0\xad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ud800-\udfff\ufeff"
+# Every quantifier over the user's text is possessive: a failure costs no second look.
 _TOKEN = re.compile(
-    r"""(?P<space>\s+|;[^\n]*)
-    |(?P<open>[(\[])
-    |(?P<close>[)\]])
-    |(?P<text>"[^"\\]*(?:\\.[^"\\]*)*")
-    |(?P<block>\#\|)
-    |(?P<datum>\#;)
-    |(?P<atom>[^\s()\[\]";\#,]+)
-    |(?P<wrong>.)""",
+    rf"""(?:[ \t\r\n\f\v]++|;[^\n]*+)*+(?:
+     ([(\[])                                    # 1 an opening bracket
+    |([)\]])                                    # 2 a closing one
+    |([A-Za-z*/<>=!?_%&$][^{_FREE}]*+)          # 3 a name or a word
+    |([^{_FREE}]++)                             # 4 a number, a keyword, any other name
+    |("[^"\\]*+(?:\\.[^"\\]*+)*+")              # 5 a string
+    |(\#\|)                                     # 6 a comment in brackets
+    |(\#;)                                      # 7 the next datum is dropped
+    |(.)                                        # 8 nothing that begins a datum
+    |(\Z))                                      # 9 the end""",
     re.VERBOSE | re.DOTALL,
 )
-_BLOCK = re.compile(r"#\||\|#")
-_INTEGER = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*\Z")
-_HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+(?:_[0-9a-fA-F]+)*\Z")
-_FLOAT = re.compile(r"[+-]?(?:[0-9]+(?:_[0-9]+)*\.?(?:[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\Z")
-_NUMERIC = re.compile(r"[+-]?\.?[0-9]")
-_ESCAPE = re.compile(r"\\(?:u\{([0-9a-fA-F]{1,6})\}|(.))", re.DOTALL)
-_ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
-_WORDS: dict[str, bool | None] = {"true": True, "false": False, "nil": None}
-_FLOATS = {"inf": float("inf"), "+inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
+_OPEN, _CLOSE, _NAME, _ATOM, _STRING, _BLOCK, _DATUM, _WRONG = range(1, 9)
+_BLOCK_SIGN = re.compile(r"#\||\|#")
 _CLOSES = {"(": ")", "[": "]"}
+_ADVICE = {
+    "#": "`#|` and `#;` are comments; the booleans are true and false",
+    ",": "data are separated by spaces",
+    "|": "a comment is #| … |#",
+    "{": "lists are ( … ) and [ … ]",
+    "}": "lists are ( … ) and [ … ]",
+}
 
 
 def load_source(path: Path, name: str | None = None) -> Source:
     """The text of a file, or an E-READ error that says why it cannot be read."""
     shown = name or str(path)
     try:
-        data = path.read_bytes() if path.stat().st_size <= MAXIMUM_BYTES else None
+        with path.open("rb") as file:
+            # Not by the size that the system says: a device or a pipe has none.
+            data = file.read(MAXIMUM_BYTES + 1)
     except IsADirectoryError:
         raise Error("E-READ-006", f"{shown} is a folder, not a file") from None
     except OSError as error:
         raise Error("E-READ-006", f"cannot read {shown}: {error.strerror}") from None
-    if data is None:
+    except ValueError as error:  # a name that no file can have: NUL, surrogates
+        raise Error("E-READ-006", f"cannot read {shown!r}: {error}") from None
+    if len(data) > MAXIMUM_BYTES:
         raise Error("E-READ-005", f"{shown} is larger than 16 MiB")
     return decode(data, shown, path)
 
 
 def decode(data: bytes, name: str, path: Path | None = None) -> Source:
-    """Bytes as a source: UTF-8 without NUL."""
+    """Bytes as a source: UTF-8 without NUL. A byte order mark at the front is left out."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Error("E-READ-004", f"{name}: byte {error.start} is not UTF-8", notes=["write the file as UTF-8"]) from None
+        place = _byte_place(data, error.start, name)
+        message = f"{name}: byte {error.start} is not UTF-8"
+        raise Error("E-READ-004", message, place, notes=["write the file as UTF-8"]) from None
     if "\0" in text:
-        raise Error("E-READ-004", f"{name}: NUL at byte {data.index(0)}", notes=["remove it: the file is a text"])
-    return Source(name, text, path)
+        at = data.index(0)
+        message, note = f"{name}: NUL at byte {at}", "remove it: the file is a text"
+        raise Error("E-READ-004", message, _byte_place(data, at, name), notes=[note])
+    return Source(name, text.removeprefix("\ufeff"), path)
+
+
+def _byte_place(data: bytes, offset: int, name: str) -> Span:
+    """A byte's place in a text that shows what is no text as U+FFFD."""
+    text = data.decode("utf-8", "replace").removeprefix("\ufeff")
+    return Span(Source(name, text), len(data[:offset].decode("utf-8").removeprefix("\ufeff")), 1)
 
 
 def read(source: Source) -> list[Form]:
-    """The forms of a text in order. Raises Diagnostics with every problem found."""
+    """The forms of a text in order. Raises Diagnostics with every problem found, in the text's order."""
     if len(source.text) > MAXIMUM_BYTES:
         raise Diagnostics([Error("E-READ-005", f"{source.name} is larger than 16 MiB")])
     reader = _Reader(source)
     try:
-        forms = reader.run()
-    except Error as error:
-        raise Diagnostics([*reader.errors, error]) from None
+        reader.count_nodes()
+        reader.run()
+        reader.finish()
+    except _Unreadable:
+        pass
     if reader.errors:
-        raise Diagnostics(reader.errors)
-    return forms
+        raise Diagnostics(sorted(reader.errors, key=attrgetter("span.start")))
+    return reader.items
 
 
-class _Frame:
-    """A list that is still open: where, by which bracket, and the `#;` that wait for their datum."""
-
-    __slots__ = ("start", "bracket", "items", "dropped")
-
-    def __init__(self, start: int, bracket: str) -> None:
-        self.start = start
-        self.bracket = bracket
-        self.items: list[Form] = []
-        self.dropped: list[int] = []
+class _Unreadable(Exception):
+    """What follows cannot be read; the reason is among the reader's errors."""
 
 
 class _Reader:
+    """`items` and `dropped` are those of the innermost open list: its data, and the `#;` that wait for theirs."""
+
     def __init__(self, source: Source) -> None:
         self.source = source
         self.errors: list[Error] = []
-        self.nodes = 0
+        self.items: list[Form] = []
+        self.dropped: list[int] = []
+        # Of every open list: where it begins, and the items and `#;` around it.
+        self.open: list[tuple[int, list[Form], list[int]]] = []
+        # For advice: lists at a line's first column inside another list, and the first string over several lines.
+        self.outdented: list[int] = []
+        self.long_text: int | None = None
 
     def span(self, start: int, end: int) -> Span:
         return Span(self.source, start, end - start)
 
+    def report(self, error: Error) -> None:
+        self.errors.append(error)
+        if len(self.errors) == MAXIMUM_ERRORS:
+            assert error.span is not None
+            message = f"{MAXIMUM_ERRORS} problems are shown: the rest is not read"
+            self.errors.append(Error("E-READ-005", message, error.span))
+            raise _Unreadable
+
     def problem(self, code: str, message: str, start: int, end: int, *notes: str) -> None:
+        self.report(Error(code, message, self.span(start, end), notes=notes))
+
+    def give_up(self, code: str, message: str, start: int, end: int, *notes: str) -> None:
         self.errors.append(Error(code, message, self.span(start, end), notes=notes))
-        if len(self.errors) >= MAXIMUM_ERRORS:
-            raise Error("E-READ-002", f"more than {MAXIMUM_ERRORS} problems: the rest is not read", self.span(end, end))
+        raise _Unreadable
 
-    def run(self) -> list[Form]:
-        text = self.source.text
-        frames = [_Frame(0, "")]
-        at = 0
-        while at < len(text):
-            found = _TOKEN.match(text, at)
+    def count_nodes(self) -> None:
+        """Refuses a text of too many nodes before any is made; no shorter text than the limit can have them."""
+        text, at, nodes, closed = self.source.text, 0, 0, 0
+        match = _TOKEN.match
+        # A text with more closing brackets than nodes has its problems early: `run` comes to them.
+        while nodes <= MAXIMUM_NODES < len(text) and closed <= MAXIMUM_NODES:
+            found = match(text, at)
             assert found is not None, at
-            kind, end = found.lastgroup, found.end()
-            if kind == "open":
-                self._count(at, end)
-                if len(frames) > MAXIMUM_DEPTH:
-                    raise Error("E-READ-005", f"lists nested deeper than {MAXIMUM_DEPTH:,}", self.span(at, end))
-                frames.append(_Frame(at, text[at]))
-            elif kind == "close":
-                self._close(frames, at)
-            elif kind == "block":
-                end = self._block(at)
-            elif kind == "datum":
-                frames[-1].dropped.append(at)
-            elif kind != "space":
-                self._put(frames[-1], self._single(kind or "", found.group(), at, end))
-            at = end
-        self._finish(frames)
-        return frames[0].items
+            kind, at = found.lastindex, found.end()
+            if at == len(text) or (kind == _WRONG and text[at - 1] == '"'):
+                return
+            if kind == _BLOCK:
+                at = self._block_end(at - 2)
+            closed += kind == _CLOSE
+            nodes += kind != _CLOSE
+        if nodes > MAXIMUM_NODES:
+            self.give_up("E-READ-005", f"more than {MAXIMUM_NODES:,} data in one file", at - 1, at)
 
-    def _count(self, start: int, end: int) -> None:
-        self.nodes += 1
-        if self.nodes > MAXIMUM_NODES:
-            raise Error("E-READ-005", f"more than {MAXIMUM_NODES:,} data in one file", self.span(start, end))
+    def run(self) -> None:
+        text, source, at = self.source.text, self.source, 0
+        match = _TOKEN.match
+        while True:
+            found = match(text, at)
+            assert found is not None and found.lastindex is not None, at
+            kind = found.lastindex
+            start, at = found.span(kind)
+            form: Form | None = None
+            if kind == _NAME:
+                token, span = found[_NAME], Span(source, start, at - start)
+                plain = len(token) <= MAXIMUM_ATOM and token not in WORDS
+                form = Symbol(token, span) if plain else read_atom(token, span, self.report)
+            elif kind == _OPEN:
+                self._open(start)
+                continue
+            elif kind == _CLOSE:
+                form = self._close(start)
+                if form is None:
+                    continue
+            elif kind == _ATOM:
+                form = read_atom(found[_ATOM], Span(source, start, at - start), self.report)
+            elif kind == _STRING:
+                form = self._string(found[_STRING], start)
+            elif kind == _BLOCK:
+                at = self._block_end(start)
+                continue
+            elif kind == _DATUM:
+                self.dropped.append(start)
+                continue
+            elif kind == _WRONG:
+                self._wrong(start)
+                continue
+            else:
+                return
+            self._put(form)
 
-    def _put(self, frame: _Frame, form: Form | None) -> None:
-        if form is None:
-            return
-        if frame.dropped:
-            frame.dropped.pop()
-        else:
-            frame.items.append(form)
+    def _put(self, form: Form | None) -> None:
+        """A datum at its place; None stands for one that could not be read."""
+        if self.dropped:
+            self.dropped.pop()
+        elif form is not None:
+            self.items.append(form)
 
-    def _close(self, frames: list[_Frame], at: int) -> None:
-        closing = self.source.text[at]
-        if len(frames) == 1:
+    def _open(self, start: int) -> None:
+        if len(self.open) == MAXIMUM_DEPTH:
+            self.give_up("E-READ-005", f"lists nested deeper than {MAXIMUM_DEPTH:,}", start, start + 1)
+        if self.open and self.source.text[start - 1] == "\n":
+            self.outdented.append(start)
+        self.open.append((start, self.items, self.dropped))
+        self.items, self.dropped = [], []
+
+    def _close(self, at: int) -> Listing | None:
+        """The list that a bracket closes; None where it closes none."""
+        text = self.source.text
+        closing = text[at]
+        if not self.open:
             self.problem("E-READ-001", f"`{closing}` closes no list", at, at + 1, "remove it, or open a list before it")
-            return
-        frame = frames.pop()
-        if _CLOSES[frame.bracket] != closing:
-            opened = self.span(frame.start, frame.start + 1).place
-            message = f"`{frame.bracket}` is closed by `{closing}`"
-            self.problem("E-READ-001", message, at, at + 1, f"opened at {opened}", f"write `{_CLOSES[frame.bracket]}`")
-        self._no_dropped(frame)
-        made = Listing(tuple(frame.items), self.span(frame.start, at + 1), frame.bracket == "[")
-        self._put(frames[-1], made)
+            return None
+        bracket = text[self.open[-1][0]]
+        if _CLOSES[bracket] != closing:
+            opened = f"opened at {self.span(self.open[-1][0], at).place}"
+            message = f"`{bracket}` is closed by `{closing}`"
+            self.problem("E-READ-001", message, at, at + 1, opened, f"write `{_CLOSES[bracket]}`")
+            # Where it would close the list around, the inner list's bracket was forgotten: this closes both.
+            if len(self.open) > 1 and _CLOSES[text[self.open[-2][0]]] == closing:
+                self._put(self._made(at))
+        return self._made(at + 1)
 
-    def _no_dropped(self, frame: _Frame) -> None:
-        for place in frame.dropped:
+    def _made(self, end: int) -> Listing:
+        """The innermost list, ended."""
+        self._no_dropped()
+        start, items, dropped = self.open.pop()
+        made = Listing(tuple(self.items), self.span(start, end), self.source.text[start] == "[")
+        self.items, self.dropped = items, dropped
+        return made
+
+    def _no_dropped(self) -> None:
+        for place in self.dropped:
             self.problem("E-READ-002", "`#;` has no datum after it to drop", place, place + 2)
 
-    def _finish(self, frames: list[_Frame]) -> None:
-        for frame in frames[:0:-1]:
-            note = f"write `{_CLOSES[frame.bracket]}` at the list's end"
-            self.problem("E-READ-001", f"`{frame.bracket}` is never closed", frame.start, frame.start + 1, note)
-        self._no_dropped(frames[0])
+    def finish(self) -> None:
+        """What the end of the text leaves open."""
+        self._no_dropped()
+        for start, _, _ in self.open:
+            bracket = self.source.text[start]
+            notes = [f"write `{_CLOSES[bracket]}` at the list's end"]
+            inside = [place for place in self.outdented if place > start]
+            if inside:
+                place = self.span(inside[0], inside[0] + 1).place
+                notes.append(f"the form at {place} stands inside it: perhaps the end is missing before that")
+            self.problem("E-READ-001", f"`{bracket}` is never closed", start, start + 1, *notes)
 
-    def _block(self, start: int) -> int:
+    def _block_end(self, start: int) -> int:
         """The end of a nested `#| … |#` comment."""
         depth = 0
-        for found in _BLOCK.finditer(self.source.text, start):
+        for count, found in enumerate(_BLOCK_SIGN.finditer(self.source.text, start)):
             depth += 1 if found.group() == "#|" else -1
             if depth == 0:
                 return found.end()
-        self.problem("E-READ-001", "`#|` is never closed", start, start + 2, "write `|#` at the comment's end")
-        return len(self.source.text)
+            if depth > MAXIMUM_DEPTH or count > MAXIMUM_NODES:
+                message = f"comments nested deeper than {MAXIMUM_DEPTH:,}, or more than {MAXIMUM_NODES:,} in one"
+                self.give_up("E-READ-005", message, *found.span())
+        self.give_up("E-READ-001", "`#|` is never closed", start, start + 2, "write `|#` at the comment's end")
+        raise AssertionError
 
-    def _single(self, kind: str, token: str, start: int, end: int) -> Form | None:
-        self._count(start, end)
-        if kind == "wrong":
-            if token == '"':
-                raise Error("E-READ-001", 'a string is never closed: `"` is missing', self.span(start, start + 1))
-            self.problem("E-READ-002", f"`{token}` begins no datum", start, end, "`#|` and `#;` are comments")
-            return None
-        if len(token) > MAXIMUM_ATOM:
-            self.problem("E-READ-005", f"an atom of {len(token):,} characters: at most {MAXIMUM_ATOM:,}", start, end)
-            return None
-        return self._text(token, start, end) if kind == "text" else self._atom(token, start, end)
+    def _string(self, token: str, start: int) -> Form | None:
+        if self.long_text is None and "\n" in token:
+            self.long_text = start
+        return read_text(token, self.span(start, start + len(token)), self.report)
 
-    def _text(self, token: str, start: int, end: int) -> Form:
-        def escape(found: re.Match[str]) -> str:
-            if found.group(1):
-                code = int(found.group(1), 16)
-                if code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF and code:
-                    return chr(code)
-            elif found.group(2) in _ESCAPES:
-                return _ESCAPES[found.group(2)]
-            at = start + 1 + found.start()
-            note = r'known are \n \t \" \\ and \u{…} with a Unicode scalar value that is not 0'
-            self.problem("E-READ-003", f"unknown escape {found.group()!r} in a string", at, at + len(found.group()), note)
-            return ""
-
-        body = token[1:-1]
-        value = _ESCAPE.sub(escape, body) if "\\" in body else body
-        return Text(value, self.span(start, end))
-
-    def _atom(self, token: str, start: int, end: int) -> Form | None:
-        span = self.span(start, end)
-        if token in _WORDS:
-            return Constant(_WORDS[token], span)
-        if token in _FLOATS:
-            return Number(_FLOATS[token], span, token)
-        if token[0] == ":":
-            if len(token) > 1:
-                return Keyword(token[1:], span)
-            self.problem("E-READ-003", "a keyword needs a name after `:`", start, end)
-            return None
-        if not _NUMERIC.match(token):
-            return Symbol(token, span)
-        return self._number(token, span)
-
-    def _number(self, token: str, span: Span) -> Form | None:
-        start, end = span.start, span.start + span.length
-        hexadecimal = _HEXADECIMAL.match(token)
-        if hexadecimal or _INTEGER.match(token):
-            digits = token.replace("_", "")
-            # By the count of digits first: converting a long run of them would cost quadratic time.
-            value = int(digits, 16 if hexadecimal else 10) if len(digits.lstrip("+-0xX")) <= 20 else 1 << 64
-            if -(1 << 63) <= value < 1 << 63:
-                return Number(value, span, token)
-            self.problem("E-READ-003", f"the integer {token[:40]} does not fit in 64 bits", start, end)
-            return None
-        if _FLOAT.match(token):
-            return Number(float(token.replace("_", "")), span, token)
-        note = "numbers are 12, -3, 50_257, 0x1f, 0.5, 3e-4; a name does not begin with a digit"
-        self.problem("E-READ-003", f"`{token[:40]}` is no number", start, end, note)
-        return None
+    def _wrong(self, start: int) -> None:
+        """A character that begins no datum, or the quote of a string that does not end."""
+        token = self.source.text[start]
+        if token == '"':
+            notes = ['write `"` at its end']
+            if self.long_text is not None:
+                place = self.span(self.long_text, self.long_text + 1).place
+                notes.append(f"the string at {place} goes over a line's end: perhaps its `\"` is missing there")
+            self.give_up("E-READ-001", "a string is never closed", start, start + 1, *notes)
+        shown = f"`{token}`" if token.isprintable() and token != "`" else f"the character U+{ord(token):04X}"
+        notes = [_ADVICE[token]] if token in _ADVICE else []
+        self.problem("E-READ-002", f"{shown} begins no datum", start, start + 1, *notes)
