@@ -46,21 +46,20 @@ def missing_for_cuda() -> list[str]:
     """What keeps this process from using a CUDA device, in the order in which it is best mended; empty: nothing."""
     import platform
 
+    from sexpgpu.cuda.probe import DRIVER, LIBRARIES, library_loads
+
     machine = f"{platform.system()} {platform.machine()}"
     if machine != "Linux x86_64":
         return [f"this machine is {machine}, and the CUDA device needs Linux x86_64"]
     missing = []
-    if not _library_loads("libcuda.so.1"):
-        missing.append("no NVIDIA driver is found (libcuda.so.1); a 580 series or newer is needed")
-    wheels = [name for name in CUDA_WHEELS if not _installed(name)]
+    if not library_loads(DRIVER):
+        missing.append(f"no NVIDIA driver is found ({DRIVER}); a 580 series or newer is needed")
+    needed = (library.distribution for library in LIBRARIES if not library.optional)
+    wheels = [name for name in needed if not _installed(name)]
     if wheels:
         missing.append(f"the CUDA libraries are not installed ({', '.join(wheels)})")
     missing.append("this version of sexpgpu has no CUDA backend yet")
     return missing
-
-
-# The distributions that the extra [cuda] pins.
-CUDA_WHEELS = ("nvidia-cuda-nvrtc", "nvidia-cublas")
 
 
 def _installed(distribution: str) -> bool:
@@ -70,16 +69,6 @@ def _installed(distribution: str) -> bool:
         return bool(version(distribution))
     except PackageNotFoundError:
         return False
-
-
-def _library_loads(name: str) -> bool:
-    import ctypes
-
-    try:
-        ctypes.CDLL(name)
-    except OSError:
-        return False
-    return True
 
 
 def open_device(choice: Choice, settings: Settings) -> Device:

@@ -116,6 +116,15 @@ def show(words: tuple[str, ...], **options: Any) -> None:
 
 
 @commands.command()
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+def doctor(as_json: bool) -> int:
+    """What this machine has of what a run needs, and the fix for what it has not."""
+    from sexpgpu.cli.doctor import print_report
+
+    return print_report(as_json)
+
+
+@commands.command()
 @click.argument("code", required=False)
 def explain(code: str | None) -> None:
     """What an error code means, why it comes, how to mend it; without a code, the list."""
