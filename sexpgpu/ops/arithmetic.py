@@ -136,8 +136,9 @@ def fma(a: Value, b: Value, c: Value) -> Value:
         return first.apply("fma", (first.lift(a), first.lift(b), first.lift(c)), first.dtype)
     # The product is exact in float64; the sum is rounded to odd there, so that the second rounding is the only one.
     with np.errstate(all="ignore"):
-        product = np.asarray(a, np.float64) * np.asarray(b, np.float64)
-        addend = np.asarray(c, np.float64)
+        # A plain number is rounded to float32 first, as it is in generated code.
+        x, y, addend = (np.asarray(v, np.float32).astype(np.float64) for v in (a, b, c))
+        product = x * y
         total = np.asarray(product + addend)
         part = total - product
         lost = (product - (total - part)) + (addend - part)
