@@ -256,6 +256,18 @@ def test_check_of_a_large_file_without_smoke_sends_it_to_the_gpu(
     assert wanted in sexpgpu_command("run", "fit.sexp")[2]
 
 
+def test_check_warns_of_a_table_that_is_smaller_than_the_vocabulary(sexpgpu_command: Any, here: Path) -> None:
+    text = """
+(defloader d (builtin "text" :tokenizer (bytes) :seq 8 :batch 4))
+(defrun r :data d :steps 3 :optimizer (sgd :lr 0.1)
+  :loss (cross-entropy (embed (param "t" [10 256] (normal 0.02)) tokens) targets))
+"""
+    (here / "small.sexp").write_text(text)
+    assert "warning: small.sexp:4:24: a table of 10 for tokens below 256" in sexpgpu_command("check", "small.sexp")[1]
+    (here / "small.sexp").write_text(text.replace("[10 256]", "[256 256]"))
+    assert "warning" not in sexpgpu_command("check", "small.sexp")[1]
+
+
 def test_the_experiment_in_the_readme_is_whole(sexpgpu_command: Any, here: Path) -> None:
     text = (Path(__file__).parent.parent / "README.md").read_text()
     (here / "readme.sexp").write_text(text.split("```lisp\n")[1].split("```")[0])

@@ -47,7 +47,7 @@ def declare(graph: Graph, kind: str, name: str, shape: tuple[int, ...], dtype: s
 def fit_graph(metric: bool = False, masked: bool = False) -> Graph:
     """Squared error of x · w: loss Σ over the batch, weight how many."""
     graph = Graph("fit")
-    with graph.at(Origin(SPAN, "", ("layer fit",))):
+    with graph.at(Origin(SPAN, "", ("in layer fit, called at fit.sexp:9:1",))):
         x, y = declare(graph, "field", "x", (BATCH, FEATURES)), declare(graph, "field", "y", (BATCH,))
         w = declare(graph, "parameter", "w", (FEATURES,))
         wide = graph.add("broadcast", (w,), {"shape": (BATCH, FEATURES), "dims": (1,)})
@@ -216,7 +216,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_the_form(tm
     assert error.code == "E-NUM-001"
     assert "at step 2" in error.message
     assert error.span == SPAN
-    assert "layer fit" in error.render()
+    assert "   = in layer fit, called at fit.sexp:9:1" in error.render()
     after_one = session_of(tmp_path, lr=1e30, steps=1)
     train(after_one)
     np.testing.assert_array_equal(session.model.read_parameters()["w"], after_one.model.read_parameters()["w"])
@@ -250,7 +250,7 @@ def test_no_steps_leave_the_initial_checkpoint(tmp_path: Path) -> None:
     assert (outcome.step, outcome.loss) == (0, None)
     made = load(path / "checkpoints" / "step-00000000")
     assert made.parameters["w"].tolist() == [0.5] * 3
-    assert made.state == {"step": 0, "seed": 3}
+    assert (made.state["step"], made.state["seed"]) == (0, 3)
 
 
 def test_checkpoints_are_kept_by_number_and_the_best_beside_them(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import click
 from sexpgpu.cli.run import as_problem, json_text
 from sexpgpu.device import choose, open_device
 from sexpgpu.errors import Diagnostics, Error
+from sexpgpu.ir.graph import Node
 from sexpgpu.lang.program import Program
 from sexpgpu.passes.experiment import Experiment
 from sexpgpu.train.cost import Cost, step_cost, too_large_for_cpu
@@ -47,17 +48,39 @@ def check_request(request: Request, as_json: bool) -> str:
         return json_text(as_facts(session, cost, how))
     parts = [
         f"{request.source}: no errors",
-        *warnings(program),
+        *warnings(program, experiment),
         parameter_table(experiment),
         cost_lines(session, cost),
     ]
     return "\n\n".join([*parts, lowering_report(session), memory_lines(session), how])
 
 
-def warnings(program: Program) -> list[str]:
+def warnings(program: Program, experiment: Experiment) -> list[str]:
     """What is allowed and perhaps not meant."""
     lines = [f"warning: {name} replaces the prelude's in your files" for name in program.shadowed]
+    lines += small_tables(experiment)
     return ["\n".join(lines)] if lines else []
+
+
+def small_tables(experiment: Experiment) -> list[str]:
+    """Tables with fewer rows than the data's tokens may ask for."""
+    vocabulary = experiment.headers[experiment.options.data].vocabulary
+    lines = []
+    for node in experiment.training.nodes:
+        if node.op != "take" or vocabulary is None or not _is_field(node.inputs[1]):
+            continue
+        rows = node.inputs[0].shape[node.attributes["axis"]]
+        if rows < vocabulary:
+            span = node.origins[0].span if node.origins else None
+            place = f"{span.place}: " if span else ""
+            lines.append(f"warning: {place}a table of {rows} for tokens below {vocabulary}")
+    return lines
+
+
+def _is_field(node: Node) -> bool:
+    while node.op in ("cast", "reshape"):
+        node = node.inputs[0]
+    return node.op == "input" and node.attributes["kind"] == "field"
 
 
 def parameter_table(experiment: Experiment) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sexpgpu.device import Counter, Device, Executable, OutOfRange
+from sexpgpu.dist.exchange import Exchange, SingleRank
 from sexpgpu.dist.reduction import tree_sum_f64
 from sexpgpu.errors import Error
 from sexpgpu.ir.graph import Graph, Node
@@ -49,7 +50,9 @@ class Step:
         feed: Feed,
         seed: int,
         total_steps: int,
+        exchange: Exchange | None = None,
     ) -> None:
+        self.exchange: Exchange = exchange or SingleRank()
         self.device, self.experiment, self.graphs, self.model, self.feed = device, experiment, graphs, model, feed
         self.seed, self.total_steps = seed, total_steps
         self.training: Executable = device.prepare(graphs.training, seed)
@@ -57,7 +60,9 @@ class Step:
         model.bind(self.training)
         model.bind(self.update)
         trained = tuple(p for p in experiment.parameters if p.trainable)
-        self.gradients = GradientSum(device, trained, feed.microbatches(1), experiment.options.sum_lanes)
+        self.gradients = GradientSum(
+            device, trained, feed.microbatches(1), experiment.options.sum_lanes, self.exchange, experiment.options.short
+        )
         self.gradients.bind(self.training, self.gradients.landing)
         self.gradients.bind(self.update, self.gradients.total)
         self.nominal = nominal_weight(experiment.training) * feed.microbatches(1)
@@ -84,9 +89,10 @@ class Step:
         return StepResult(loss, weight, norm, None if rate is None else float(evaluate(rate, hosts)))
 
     def _gradients(self, step: int) -> tuple[list[float], list[float]]:
-        """Losses and weights of the microbatches, each a sum over its elements; the gradients' sum is in `total`."""
+        """Losses and weights of all ranks' microbatches, each a sum over its elements; the gradients' sum is in `total`."""
         calls = self.feed.microbatches(step)
-        losses, weights = [0.0] * calls, [0.0] * calls
+        losses: dict[int, float] = {}
+        weights: dict[int, float] = {}
         hosts = self.hosts(step)
 
         def call(microbatch: int) -> None:
@@ -99,7 +105,10 @@ class Step:
             weights[microbatch] = float(self.training.output("weight"))
 
         self.gradients.sum(calls, call)
-        return losses, weights
+        # Ranks hold consecutive microbatches: end to end, in order of ranks, they are those of one rank.
+        mine = sorted(losses)
+        gather = self.exchange.gather
+        return gather([losses[m] for m in mine]), gather([weights[m] for m in mine])
 
     def _clip(self, norm: float, hosts: Mapping[str, float]) -> float:
         limit: Expression | None = self.experiment.options.clip_grad_norm
@@ -149,7 +158,7 @@ def not_finite(message: str, node: Node | None) -> Error:
     if node is None or not node.origins:
         return Error("E-NUM-001", message, notes=notes)
     origin = node.origins[0]
-    notes = [*(f"in {frame}" for frame in origin.frames), *notes]
+    notes = [*origin.frames, *notes]
     return Error("E-NUM-001", message, origin.span, label=f"first becomes non-finite here ({node.op})", notes=notes)
 
 
@@ -157,6 +166,6 @@ def out_of_range(graph: Graph, problem: OutOfRange, step: int) -> Error:
     node = graph.nodes[problem.node]
     origin = node.origins[0] if node.origins else None
     message = f"index {problem.index} at step {step} is outside an axis of {problem.limit}"
-    notes = [*(f"in {frame}" for frame in (origin.frames if origin else ())), "the update was not applied"]
+    notes = [*(origin.frames if origin else ()), "the update was not applied"]
     span = origin.span if origin else None
     return Error("E-NUM-002", message, span, label=f"{node.op} reads an axis of {problem.limit}", notes=notes)
