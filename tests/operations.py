@@ -144,7 +144,8 @@ def _indexing() -> list[Case]:
         Case("gather-1", "gather", (table, _integers(47, -5, 5, 9, 2)), {"axis": 1}, fixed=(1,)),
         Case("gather_add", "gather_add", (table, along, _normal(48, 4, 5)), {"axis": 0}, fixed=(1,), ulps=16),
         Case("argsort", "argsort", (_integers(49, 0, 4, 3, 9).astype(np.float64),), {"axis": 1, "descending": False}, fixed=(0,)),
-        Case("argsort-down", "argsort", (_integers(49, 0, 4, 9, 3).astype(np.float64),), {"axis": 0, "descending": True}, fixed=(0,)),
+        Case("argsort-down", "argsort", (_integers(49, 0, 4, 9, 3).astype(np.float64),), {"axis": 0, "descending": True},
+             fixed=(0,)),
     ]  # fmt: skip
 
 
