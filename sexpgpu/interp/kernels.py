@@ -1,7 +1,7 @@
 """The kernels of a plan, ready to be called: from the plan's bundle, from single files, or compiled now.
 
-A cold start compiles on every core: this process and its helpers go through the missing kernels from different ends
-and skip what is there already, so that nobody ever waits for anybody.
+A cold start compiles on every core: this process and its helpers go through the missing kernels from different
+places and skip what is there already, so that nobody ever waits for anybody.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def _map_flat(flat: dict[str, Code], keys: dict[str, str], cache: Cache, made: K
 
 def _compile(missing: dict[str, str], cache: Cache, processors: int) -> list[str]:
     """Compiles every missing kernel; lines about helpers that failed."""
-    order = sorted(missing, key=lambda key: (-len(missing[key]), key))
+    # Ranks that start together begin at different places too.
+    order = _rotated(sorted(missing), os.getpid())
     count = min(processors, 1 + len(order) // WORTH_A_HELPER, 1 + MOST_HELPERS)
     helpers = [_helper(_rotated(order, k * len(order) // count), missing, cache) for k in range(1, count)]
     from sexpgpu.interp.compiling import compile_sources
@@ -119,8 +120,9 @@ def _compile(missing: dict[str, str], cache: Cache, processors: int) -> list[str
 
 
 def _rotated(order: Sequence[str], start: int) -> list[str]:
-    """From another place, and backwards, away from this process's own way."""
-    return [*order[:start][::-1], *order[start:][::-1]] if start else list(order[::-1])
+    """From another place on, and round to it."""
+    start %= len(order)
+    return [*order[start:], *order[:start]]
 
 
 def _helper(order: Sequence[str], sources: dict[str, str], cache: Cache) -> subprocess.Popen[bytes]:
