@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sexpgpu.catalogue import CATALOGUE
 from sexpgpu.source import Span
 
-
-@dataclass(frozen=True)
-class Note:
-    """A line under the excerpt: `= in layer mlp, called at gpt.sexp:30:12`."""
-
-    text: str
+_SHOWN = 120  # characters before, in and after a span
 
 
 class Error(Exception):
@@ -42,10 +36,10 @@ class Error(Exception):
 
     def render(self) -> str:
         """The message as `language.md` gives it: head, place, excerpt with carets, notes."""
-        lines = [f"error[{self.code}]: {self.message}"]
+        lines = [f"error[{self.code}]: {visible(self.message)}"]
         if self.span is not None:
-            lines += excerpt(self.span, self.label)
-        lines += [f"   = {note}" for note in self.notes]
+            lines += excerpt(self.span, visible(self.label))
+        lines += [f"   = {visible(note)}" for note in self.notes]
         return "\n".join(lines)
 
 
@@ -53,13 +47,35 @@ def excerpt(span: Span, label: str) -> list[str]:
     """`--> place`, the line of the text and the carets under the span (its first line only)."""
     line, column = span.source.position(span.start)
     text = span.source.line(line)
+    width = max(1, min(span.length, len(text) - column + 1))
+    before, inside, after = text[: column - 1], text[column - 1 : column - 1 + width], text[column - 1 + width :]
+    # One line on a screen, whatever the file holds: the span and what stands near it.
+    before = before if len(before) <= _SHOWN else "…" + before[-_SHOWN:]
+    inside = inside if len(inside) <= _SHOWN else inside[:_SHOWN] + "…"
+    after = after if len(after) <= _SHOWN else after[:_SHOWN] + "…"
+    # Tabs are kept in the indent, so that the carets stand under the text whatever a tab's width is.
+    indent = "".join(c if c == "\t" else " " * _columns(c) for c in before)
+    carets = f"{indent}{'^' * max(1, _columns(inside))} {label}".rstrip()
     number = str(line)
     pad = " " * len(number)
-    width = max(1, min(span.length, len(text) - column + 1))
-    # Tabs are kept in the indent, so that the carets stand under the text whatever a tab's width is.
-    indent = "".join(c if c == "\t" else " " for c in text[: column - 1])
-    carets = f"{indent}{'^' * width} {label}".rstrip()
-    return [f"{pad}--> {span.place}", f"{pad} |", f"{number} | {text}", f"{pad} | {carets}"]
+    shown = visible(before + inside + after)
+    return [f"{pad}--> {visible(span.place)}", f"{pad} |", f"{number} | {shown}", f"{pad} | {carets}"]
+
+
+def visible(text: str) -> str:
+    """A text that may be written to a terminal: signs that would steer it, or are not seen, are U+FFFD."""
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\t\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _columns(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 
 class Diagnostics(Exception):
