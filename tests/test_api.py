@@ -91,3 +91,12 @@ def test_train_gives_the_records_of_its_run_folder(file: Path) -> None:
     assert [record["step"] for record in steps] == [1, 2]
     assert run.loss == steps[-1]["train/loss"]
     assert (run.path / "checkpoints" / "step-00000002").is_dir()
+
+
+def test_a_run_is_planned_against_the_memory_that_is_set(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEXPGPU_MEMORY", "1KiB")
+    with pytest.raises(Error) as caught:
+        sexpgpu.load(file).train(device="cpu")
+    assert caught.value.code == "E-MEM-001"
+    assert "1.0 KiB are free" in caught.value.message
+    assert not (file.parent / "runs").exists()
