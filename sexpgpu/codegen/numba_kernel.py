@@ -139,9 +139,15 @@ class Kernel:
             call = call if load.dtype == "i64" else f"cast_i64_{load.dtype}({call})"
         self.add(f"{name} = {call}")
 
+    def target(self, number: int) -> int:
+        """The operand whose address a store writes to: the load's own where it overwrites one, or LLVM would find that
+        the two overlap and compute element after element."""
+        alias = self.program.stores[number].alias
+        return len(self.program.loads) + number if alias is None else alias
+
     def store(self, number: int, at: str, pointer: str = "q") -> None:
         store = self.program.stores[number]
-        operand = len(self.program.loads) + number
+        operand = self.target(number)
         place = self.place(operand, at)
         self.add(f"store_{store.dtype}_{self.group(operand)}({pointer}{operand}, {place}, {self.value(store.value)})")
 

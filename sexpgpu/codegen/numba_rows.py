@@ -49,7 +49,7 @@ def _pass(kernel: Kernel, stages: Stages, stage: int, reductions: list[Reduction
         kernel.add("first = k * lanes")
         kernel.add("count = least(lanes, n - first)")
         touched = {v for v in stages.passes[stage] if v < len(kernel.program.loads)}
-        touched |= {len(kernel.program.loads) + s for s in stores}
+        touched |= {kernel.target(s) for s in stores}
         for number in sorted(touched):
             kernel.advance("u", number, "first")
         for value in _scratch_rows(stages, stage):
