@@ -1,9 +1,9 @@
 """Which primitives run in one kernel: the clusters of a flat graph, and which values go through memory.
 
 A cluster is a set of pointwise operations and reductions over one space of elements: a map (no reduction), rows (its
-reductions are over the last axes) or one column reduction. Nodes join in order: a node joins the cluster of its latest
-operand when every other operand is there before that cluster begins, so clusters in order of their first nodes are a
-valid order of execution and no cycle can arise.
+reductions are over the last axes) or column reductions. Nodes join in order: a node joins the cluster of an operand
+when every other operand is there before that cluster begins, or the cluster can wait for it because nothing that was
+placed yet reads the cluster's values. So clusters in the order of their starts are a valid order of execution.
 
 A value read outside its cluster goes through memory, unless computing it again is cheap or it would be kept from the
 forward to the backward pass.
@@ -12,6 +12,7 @@ forward to the backward pass.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Literal
 
 from sexpgpu.ir.graph import Graph, Node
@@ -23,9 +24,18 @@ EXPENSIVE = frozenset("exp expm1 log log1p sin cos tanh sigmoid erf pow random".
 # Operations that only another kernel of their own computes; their operands are in memory.
 HEAVY = frozenset("contract take scatter_add gather gather_add argsort cumsum concat pad".split())
 MOST_NODES = 120
+MOST_READS = 24
 # What may be computed again for one more reader: in the same pass, and in the backward pass.
 CHEAP_OPERATIONS, CHEAP_LOADS = 4, 1
 AGAIN_OPERATIONS, AGAIN_LOADS = 48, 5
+# A value a row may take more operations for a reader that has this many elements a row.
+LONG_ROW, ROW_OPERATIONS = 16, 12
+# Column reductions share a kernel where they read the same and stand this near.
+NEAR = 200
+
+# When something runs: after the node of this number, as put there by a later node.
+Moment = tuple[int, int]
+BEFORE: Moment = (-1, -1)
 
 
 @dataclass(eq=False)
@@ -33,10 +43,11 @@ class Cluster:
     """`space` is the shape of its elements; in rows, `reduced` of its last axes are the row. `start` orders clusters."""
 
     kind: Literal["map", "row", "column"]
-    start: int
+    start: Moment
     space: tuple[int, ...]
     reduced: int = 0
     nodes: list[Node] = field(default_factory=list)
+    reads: set[Node] = field(default_factory=set)
 
     @property
     def row_space(self) -> tuple[int, ...]:
@@ -81,6 +92,9 @@ class _Fuser:
         self.owner: dict[Node, Cluster] = {}
         self.stored: set[Node] = set()
         self.readers: dict[Node, list[Node]] = {}
+        self.columns: dict[tuple[object, ...], Cluster] = {}
+        # The number of the node that is being placed.
+        self.current = 0
         self.outputs = set(graph.outputs.values())
         forward = [n.index for name, n in graph.outputs.items() if not name.startswith("gradient:")]
         has_gradients = len(forward) < len(graph.outputs)
@@ -101,27 +115,42 @@ class _Fuser:
 
     # -- clusters
 
-    def _begins(self, node: Node) -> int:
+    def _begins(self, node: Node) -> Moment:
         """When a value is there: its cluster's start, its own place, or before everything."""
         if node in self.owner:
             return self.owner[node].start
         if node.op in LEAVES or OPS[node.op].kind == "input":
-            return -1
+            return BEFORE
         if is_pointwise(node):
-            return max((self._begins(base_of(i)) for i in node.inputs), default=-1)
-        return node.index
+            return max((self._begins(base_of(i)) for i in node.inputs), default=BEFORE)
+        return node.index, node.index
+
+    def _can_wait(self, cluster: Cluster, until: Moment, other: Cluster | None = None) -> bool:
+        """Whether the cluster may run after `until`: its readers so far (but for `other`) run later still."""
+        if cluster.start[0] <= self.boundary < until[0]:
+            return False
+        for node in cluster.nodes:
+            for reader in self.readers.get(node, ()):
+                if reader.index >= self.current:
+                    break
+                owner = self.owner.get(reader)
+                if owner is cluster or (owner is not None and owner is other):
+                    continue
+                if (owner.start if owner is not None else (reader.index, reader.index)) <= until:
+                    return False
+        return True
 
     def _place(self, node: Node) -> None:
         if is_pointwise(node) and self._only_for_a_column(node):
             return
         row = is_reduction(node) and node.attributes["axes"][-1] == node.inputs[0].tensor.rank - 1
+        self.current = node.index
         if is_reduction(node) and not row:
-            self._new("column", node, node.inputs[0].shape, 0)
+            self._place_column(node)
             return
         cluster = None if self.keep_values else self._joinable(node)
         if cluster is not None:
-            cluster.nodes.append(node)
-            self.owner[node] = cluster
+            self._join(cluster, node)
             if row:
                 cluster.kind, cluster.reduced = "row", len(node.attributes["axes"])
         elif row:
@@ -138,22 +167,29 @@ class _Fuser:
             if other is None or other is mine:
                 continue
             first, second = sorted((mine, other), key=lambda cluster: cluster.start)
-            if self._mergeable(first, second):
+            start = self._merged_start(first, second)
+            if start is not None:
+                first.start = start
                 for moved in second.nodes:
                     self.owner[moved] = first
                 first.nodes.extend(second.nodes)
+                first.reads |= second.reads
                 if second.kind == "row":
                     first.kind, first.reduced = "row", second.reduced
                 # Left empty: it stores nothing and goes with the others that do not.
                 second.nodes = []
 
-    def _mergeable(self, first: Cluster, second: Cluster) -> bool:
-        """Whether all that `second` reads from others is there before `first` begins, and from `first` in place."""
+    def _merged_start(self, first: Cluster, second: Cluster) -> Moment | None:
+        """When the two as one would run: `second` reads from `first` in place, and what it reads from others is there
+        before `first` begins, or `first` can wait. None: they stay two."""
         kinds = {first.kind, second.kind}
         if first.space != second.space or "column" in kinds or len(first.nodes) + len(second.nodes) > MOST_NODES:
-            return False
-        if (kinds == {"row"} and first.reduced != second.reduced) or first.start <= self.boundary < second.start:
-            return False
+            return None
+        if kinds == {"row"} and first.reduced != second.reduced:
+            return None
+        if first.start[0] <= self.boundary < second.start[0] or self._reads_much(first.reads | second.reads, first, second):
+            return None
+        waits = False
         for node in second.nodes:
             for operand in node.inputs:
                 source = base_of(operand)
@@ -162,15 +198,47 @@ class _Fuser:
                     shape = operand.shape
                     space = first.space if shape == first.space else first.row_space
                     if not self._in_place(operand, shape, first, space):
-                        return False
+                        return None
                 elif owner is not second and self._begins(source) >= first.start:
-                    return False
-        return True
+                    waits = True
+        if not waits:
+            return first.start
+        return second.start if self._can_wait(first, second.start, second) else None
 
     def _new(self, kind: Literal["map", "row", "column"], node: Node, space: tuple[int, ...], reduced: int) -> None:
-        cluster = Cluster(kind, node.index, space, reduced, [node])
+        cluster = Cluster(kind, (node.index, node.index), space, reduced)
         self.clusters.append(cluster)
+        self._join(cluster, node)
+
+    def _reads_much(self, reads: set[Node], *inside: Cluster) -> bool:
+        """Whether a kernel would have too many operands; its own values are none."""
+        if len(reads) <= MOST_READS:
+            return False
+        return sum(n.op not in LEAVES and self.owner.get(n) not in inside for n in reads) > MOST_READS
+
+    def _join(self, cluster: Cluster, node: Node) -> None:
+        cluster.nodes.append(node)
+        cluster.reads.update(map(base_of, node.inputs))
         self.owner[node] = cluster
+
+    def _place_column(self, node: Node) -> None:
+        """Column reductions over one space share a kernel where they read the same values."""
+        x = base_of(node.inputs[0])
+        read = set(map(base_of, x.inputs)) if is_pointwise(x) and x not in self.owner else {x}
+        key = (node.inputs[0].shape, node.attributes["axes"])
+        before = None if self.keep_values else self.columns.get(key)
+        if before is not None and read & before.reads and node.index - before.nodes[0].index <= NEAR:
+            needed = self._begins(x)
+            until = (needed[0], node.index)
+            crosses = before.start[0] <= self.boundary < node.index
+            if not crosses and (needed < before.start or self._can_wait(before, until)):
+                before.start = max(before.start, until) if needed >= before.start else before.start
+                self._join(before, node)
+                before.reads |= read
+                return
+        self._new("column", node, node.inputs[0].shape, 0)
+        self.columns[key] = self.owner[node]
+        self.owner[node].reads |= read
 
     def _only_for_a_column(self, node: Node) -> bool:
         """Read by one column reduction alone: computed there, by name of its operands."""
@@ -181,16 +249,24 @@ class _Fuser:
         return is_reduction(reader) and reader.attributes["axes"][-1] != reader.inputs[0].tensor.rank - 1
 
     def _joinable(self, node: Node) -> Cluster | None:
+        """The cluster of an operand that the node can join, the latest first."""
         operands = [base_of(i) for i in node.inputs]
-        latest = max(operands, key=self._begins, default=None)
-        cluster = self.owner.get(latest) if latest is not None else None
-        if cluster is None or cluster.kind == "column" or len(cluster.nodes) >= MOST_NODES:
-            return None
-        if cluster.start <= self.boundary < node.index:
-            return None
-        if any(self.owner.get(o) is not cluster and self._begins(o) >= cluster.start for o in operands):
-            return None
-        return cluster if self._fits(node, cluster) else None
+        owners = {id(c): c for c in map(self.owner.get, operands) if c is not None}
+        for cluster in sorted(owners.values(), key=lambda c: c.start, reverse=True):
+            if cluster.kind == "column" or len(cluster.nodes) >= MOST_NODES:
+                continue
+            if cluster.start[0] <= self.boundary < node.index or self._reads_much(cluster.reads.union(operands), cluster):
+                continue
+            needed = max((self._begins(o) for o in operands if self.owner.get(o) is not cluster), default=BEFORE)
+            if not self._fits(node, cluster):
+                continue
+            if needed < cluster.start:
+                return cluster
+            until = (needed[0], node.index)
+            if self._can_wait(cluster, until):
+                cluster.start = until
+                return cluster
+        return None
 
     def _fits(self, node: Node, cluster: Cluster) -> bool:
         """Whether the node reads the cluster's values each at its own place."""
@@ -266,11 +342,25 @@ class _Fuser:
                 self._demand(reader, base_of(operand), later)
             return
         operations, loads = (AGAIN_OPERATIONS, AGAIN_LOADS) if again else (CHEAP_OPERATIONS, CHEAP_LOADS)
-        if self.keep_values or is_reduction(value) or not self._cheap(value, operations, loads, again):
+        if prod(self._space(reader)) >= LONG_ROW * value.tensor.elements:
+            operations = max(operations, ROW_OPERATIONS)
+        from_memory = None
+        if not self.keep_values and not is_reduction(value):
+            from_memory = self._cheap(value, operations, loads, again)
+        if from_memory is None:
             self._demand_stored(value)
+        else:
+            for node in from_memory:
+                self._demand_stored(node)
 
-    def _cheap(self, value: Node, operations: int, loads: int, again: bool) -> bool:
-        """Whether a value can be computed again from what is in memory, within bounds."""
+    def _space(self, reader: Node) -> tuple[int, ...]:
+        owner = self.owner.get(reader)
+        return reader.shape if owner is None else owner.space
+
+    def _cheap(self, value: Node, operations: int, loads: int, again: bool) -> list[Node] | None:
+        """What has to be in memory for a value to be computed again, or None where that takes too much."""
+        home = self.owner.get(value)
+        from_memory: list[Node] = []
         seen: set[Node] = set()
         read: set[Node] = set()
         pending = [value]
@@ -281,17 +371,20 @@ class _Fuser:
             seen.add(node)
             if node in self.stored or not is_pointwise(node):
                 if is_reduction(node) and node not in self.stored:
-                    return False
+                    # Another cluster's reduction will be in memory: this value's cluster reads it.
+                    if self.owner.get(node) is home:
+                        return None
+                    from_memory.append(node)
                 if node.op not in LEAVES and node.tensor.elements >= value.tensor.elements > 1:
                     read.add(node)
                 continue
             if node.op in EXPENSIVE and not again:
-                return False
+                return None
             operations -= 1
             pending.extend(map(base_of, node.inputs))
             if operations < 0 or len(read) > loads:
-                return False
-        return len(read) <= loads
+                return None
+        return from_memory if len(read) <= loads else None
 
     def _demand_stored(self, value: Node) -> None:
         if value in self.stored or not (is_pointwise(value) or is_reduction(value)):

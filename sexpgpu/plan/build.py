@@ -7,7 +7,7 @@ from typing import Literal
 
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.passes.access import NotAffine, contiguous
-from sexpgpu.passes.fuse import HEAVY, LEAVES, Cluster, Fusion, base_of, fuse
+from sexpgpu.passes.fuse import HEAVY, LEAVES, Cluster, Fusion, Moment, base_of, fuse
 from sexpgpu.passes.inline import inline
 from sexpgpu.passes.lower import lower
 from sexpgpu.plan.buffers import Buffers
@@ -48,8 +48,8 @@ class _Builder:
             elif given.op == "host":
                 self.buffers.host(given)
         self._claim_externals()
-        items: list[tuple[int, Cluster | Node]] = [(c.start, c) for c in self.fusion.clusters]
-        items += [(n.index, n) for n in self.graph.nodes if n.op in HEAVY]
+        items: list[tuple[Moment, Cluster | Node]] = [(c.start, c) for c in self.fusion.clusters]
+        items += [((n.index, n.index), n) for n in self.graph.nodes if n.op in HEAVY]
         for _, item in sorted(items, key=lambda item: item[0]):
             if isinstance(item, Cluster):
                 self._cluster(item)
