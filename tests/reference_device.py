@@ -97,6 +97,9 @@ class ReferenceDevice:
         flat = memory.array.reshape(-1)[offset_elements : offset_elements + type.elements]
         return ReferenceMemory(type, flat.reshape(type.shape))
 
+    def adopt(self, array: Any) -> ReferenceMemory:
+        return ReferenceMemory(TensorType("f32", array.shape), array)
+
     def write(self, memory: ReferenceMemory, array: NDArray[Any]) -> None:
         assert array.shape == memory.type.shape
         memory.array[...] = array

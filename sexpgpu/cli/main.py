@@ -72,7 +72,10 @@ def run(as_json: bool, quiet: bool, explain_config: bool, name: str | None, **op
     """Train FILE; without one experiment.sexp here, else the built-in example."""
     from sexpgpu.train.progress import Progress
 
-    progress = Progress(quiet)
+    from sexpgpu.dist.world import launch_of
+
+    # Of the ranks of a launch only the first speaks.
+    progress = Progress(quiet or launch_of(os.environ).rank > 0)
     request = request_of(options, name, progress.line)
     from sexpgpu.cli.run import explain_settings, run_request
 

@@ -30,7 +30,8 @@ def run_request(request: Request, progress: Progress, as_json: bool) -> None:
         if as_json:
             click.echo(json_text({"errors": [as_problem(error) for error in problems_of(problem)]}))
         raise
-    click.echo(json_text(result(outcome)) if as_json else str(outcome.path))
+    if outcome.first:
+        click.echo(json_text(result(outcome)) if as_json else str(outcome.path))
 
 
 def result(outcome: Outcome) -> dict[str, object]:

@@ -8,12 +8,13 @@ from functools import reduce
 from typing import Any
 
 from sexpgpu.device import Counter, Device
-from sexpgpu.dist.reduction import tree_sum_f64
+from sexpgpu.dist.exchange import Exchange, SingleRank
+from sexpgpu.dist.reduction import share_of, tree_sum_f64
 from sexpgpu.ir.graph import Graph
 from sexpgpu.passes.experiment import Evaluation, Metric
 from sexpgpu.train.feed import Feed
 from sexpgpu.train.model import Model
-from sexpgpu.train.step import bind_fields, out_of_range
+from sexpgpu.train.step import bind_fields, out_of_range, prepared
 
 FOLDS: dict[str, Callable[[float, float], float]] = {
     "sum": lambda a, b: a + b,
@@ -27,10 +28,12 @@ class Evaluator:
     """One `:eval` of a run, planned before training starts."""
 
     def __init__(
-        self, device: Device, model: Model, evaluation: Evaluation, graph: Graph, feed: Feed, seed: int
-    ) -> None:
+        self, device: Device, model: Model, evaluation: Evaluation, graph: Graph, feed: Feed, seed: int,
+        exchange: Exchange | None = None,
+    ) -> None:  # fmt: skip
+        self.exchange: Exchange = exchange or SingleRank()
         self.device, self.evaluation, self.graph, self.feed = device, evaluation, graph, feed
-        self.executable = device.prepare(graph, seed)
+        self.executable = prepared(device, graph, seed, self.exchange)
         model.bind(self.executable)
         self.fields: dict[str, Any] = bind_fields(device, self.executable)
         whole = feed.microbatches(1)
@@ -39,13 +42,15 @@ class Evaluator:
     def due(self, step: int, last: int) -> bool:
         return step % self.evaluation.every == 0 or step == last
 
-    def run(self, step: int, total_steps: int, going: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """The records of one evaluation: `held-out/loss`, `held-out/accuracy`. `going` is called before every batch."""
+    def run(self, step: int, total_steps: int) -> dict[str, float]:
+        """The records of one evaluation: `held-out/loss`, `held-out/accuracy`."""
         names = list(self.graph.outputs)
         series: dict[str, list[float]] = {name: [] for name in names}
         hosts = {"step": step, "updates": step, "total-steps": total_steps}
-        for batch in range(self.batches):
-            going()
+        # Batches are shared out like microbatches; end to end, in order of ranks, the series are those of one rank.
+        world = self.exchange.world
+        low, high = share_of(world.rank, world.size, self.batches)
+        for batch in range(low, high):
             for name, array in self.feed.take(1, batch).items():
                 self.device.write(self.fields[name], array)
             self.executable.run(hosts, Counter(batch, 0))
@@ -53,6 +58,7 @@ class Evaluator:
                 raise out_of_range(self.graph, problem, step)
             for name in names:
                 series[name].append(float(self.executable.output(name)))
+        series = {name: self.exchange.gather(values) for name, values in series.items()}
         made = {"loss": _mean(series["loss"], series["weight"])}
         made |= {metric.name: _metric(metric, series) for metric in self.evaluation.metrics}
         return {f"{self.evaluation.loader}/{name}": value for name, value in made.items()}

@@ -8,7 +8,8 @@ from math import prod
 from typing import Any, Literal
 
 from sexpgpu.device import Device, Executable
-from sexpgpu.dist.reduction import MOST_LANES, SumPlan, lanes_of, plan_sum
+from sexpgpu.dist.exchange import Exchange, SingleRank
+from sexpgpu.dist.reduction import MOST_LANES, SumPlan
 from sexpgpu.ir.types import TensorType
 from sexpgpu.passes.experiment import Parameter
 
@@ -53,39 +54,56 @@ def moves(plan: SumPlan) -> tuple[Move, ...]:
 
 
 class GradientSum:
-    """Flat buffers that hold all trainable parameters' gradients end to end; `total` holds the sum of a step."""
+    """Flat buffers that hold all trainable parameters' gradients end to end; `total` holds the sum of a step, over all
+    ranks. `calls`: microbatches of a full step of all ranks; with `short`, steps may have any smaller number."""
 
-    def __init__(self, device: Device, parameters: tuple[Parameter, ...], calls: int, lanes: int | None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        parameters: tuple[Parameter, ...],
+        calls: int,
+        lanes: int | None,
+        exchange: Exchange | None = None,
+        short: bool = False,
+    ) -> None:
         self.device = device
-        self.most_lanes = lanes or MOST_LANES
+        exchange = exchange or SingleRank()
         self.offsets: dict[str, tuple[int, TensorType]] = {}
         elements = 0
         for parameter in parameters:
             self.offsets[parameter.name] = (elements, TensorType("f32", parameter.shape))
             elements += -(-max(prod(parameter.shape), 1) // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
         self.type = TensorType("f32", (max(elements, 1),))
+        counts = range(1, calls + 1) if short else (calls,)
+        self.exchange = exchange.gradients(self.type.elements, counts, lanes or MOST_LANES)
         self.landing: Any = device.allocate(self.type)
-        # A step of one call needs no other buffer; no later step has more calls than the first.
-        self.total: Any = self.landing if calls == 1 else device.allocate(self.type)
-        self._others: dict[int, Any] = {}
-        if calls > 1:
-            for move in self.moves(calls):
-                if move.kind != "call":
-                    self._buffer(move.target)
+        shared = self.exchange.arrays
+        # Memory that ranks share is theirs already; alone, a step of one call needs no other buffer than the landing one.
+        self._buffers: dict[int, Any] = {k: device.adopt(array) for k, array in enumerate(shared or ())}
+        if shared is None:
+            self._buffers[0] = self.landing if calls == 1 else device.allocate(self.type)
+        total = self.exchange.total
+        self.total: Any = self._buffers[0] if total is None else device.adopt(total)
+        for move in self.moves(calls):
+            if move.kind != "call":
+                self._buffer(move.target)
 
     def moves(self, calls: int) -> tuple[Move, ...]:
-        return moves(plan_sum(calls, lanes_of(calls, self.most_lanes)))
+        return moves(self.exchange.plan(calls))
+
+    def calls_of_this_rank(self, calls: int) -> list[int]:
+        """The microbatches that this rank runs, of a step of so many."""
+        return [move.source for move in self.moves(calls) if move.kind == "call" and move.source is not None]
 
     def _buffer(self, number: int) -> Any:
-        if number == 0:
-            return self.total
-        if number not in self._others:
-            self._others[number] = self.device.allocate(self.type)
-        return self._others[number]
+        if number not in self._buffers:
+            self._buffers[number] = self.device.allocate(self.type)
+        return self._buffers[number]
 
     @property
     def size_bytes(self) -> int:
-        return self.type.size_bytes * ((1 if self.total is self.landing else 2) + len(self._others))
+        extra = sum(buffer is not self.landing for buffer in self._buffers.values())
+        return self.type.size_bytes * (1 + extra)
 
     def bind(self, executable: Executable, buffer: Any) -> None:
         """Let an executable's `gradient:…` stand in a flat buffer."""
@@ -94,7 +112,9 @@ class GradientSum:
                 executable.bind(f"gradient:{name}", self.device.part(buffer, offset, type_))
 
     def sum(self, calls: int, call: Callable[[int], None]) -> None:
-        """`call(i)` leaves the gradients of microbatch i in the landing buffer; afterwards `total` holds their sum."""
+        """`call(i)` leaves the gradients of microbatch i in the landing buffer; afterwards `total` holds the sum over
+        all ranks. Of `calls` this rank runs its own."""
+        self.exchange.begin()
         for move in self.moves(calls):
             if move.kind == "call":
                 assert move.source is not None
@@ -102,8 +122,9 @@ class GradientSum:
             elif move.kind == "add":
                 source = self.landing if move.source is None else self._buffer(move.source)
                 self.device.add(self._buffer(move.target), source)
-            elif self.total is not self.landing:
+            elif self._buffer(move.target) is not self.landing:
                 self.device.copy(self._buffer(move.target), self.landing)
+        self.exchange.finish(calls)
 
     def square_sum(self) -> float:
         """Σ g² over every gradient, in float64: parts between the gradients hold zeros."""

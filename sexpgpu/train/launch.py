@@ -6,12 +6,14 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import sexpgpu
 from sexpgpu.device import Device, choose, open_device
+from sexpgpu.dist.exchange import Exchange, joined
 from sexpgpu.errors import Diagnostics, Error
 from sexpgpu.installed import version_of
 from sexpgpu.lang.printer import print_form
@@ -31,11 +33,9 @@ from sexpgpu.train.progress import Progress
 from sexpgpu.train.resume import Resumed
 from sexpgpu.train.session import Session, header, lowering_report, memory_line, prepare
 from sexpgpu.train.status import replace_json
-from sexpgpu.train.stopping import StopRequest
+from sexpgpu.train.stopping import Stopped, StopRequest
 
 SMOKE = "smoke"
-# What a launcher says of the number of its processes.
-WORLD_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 @dataclass(frozen=True)
@@ -101,29 +101,28 @@ def _sources(request: Request, environment: Mapping[str, str] | None, run: Mappi
     return Sources(request.flags, os.environ if environment is None else environment, run, file, path)
 
 
-def refuse_ranks(environment: Mapping[str, str]) -> None:
-    """Several processes of one launch would each train alone and write the same folders."""
-    sizes = {name: environment[name] for name in WORLD_SIZES if environment.get(name, "1") != "1"}
-    for name, size in sizes.items():
-        raise Error(
-            "E-DEV-002",
-            f"{name}={size}: this launch has several ranks, this version runs one",
-            notes=["start it without mpirun"],
-        )
-
-
 def run(request: Request, progress: Progress, stop: StopRequest | None = None) -> Outcome:
-    """Train, from the file to the last line. Raises Error, Diagnostics, Stopped."""
-    refuse_ranks(os.environ)
+    """Train, from the file to the last line. Raises Error, Diagnostics, Stopped.
+
+    Under a launcher this process is one rank; an error of any rank is said once and ends all of them.
+    """
+    with joined(os.environ, agreed=(Stopped,)) as exchange:
+        return _run(request, progress if exchange.world.first else Progress(quiet=True), stop or StopRequest(), exchange)
+
+
+def _run(request: Request, progress: Progress, stop: StopRequest, exchange: Exchange) -> Outcome:
     early = early_settings(request)
     choice = choose(early)
     if choice.kind == "cuda":
         open_device(choice, early)
     program, experiment = read_experiment(request, early)
     settings = final_settings(request, experiment)
+    if settings.origins["threads"] == "default":
+        # Ranks of a node share its cores out.
+        settings = replace(settings, threads=exchange.threads)
     if choice.reason:
         progress.line(choice.reason)
-    return train(request, program, experiment, settings, open_device(choice, settings), progress, stop or StopRequest())
+    return train(request, program, experiment, settings, open_device(choice, settings), progress, stop, exchange)
 
 
 def train(
@@ -134,9 +133,11 @@ def train(
     device: Device,
     progress: Progress,
     stop: StopRequest,
+    exchange: Exchange,
 ) -> Outcome:
     """Everything after elaboration: plan, folder, initial values, loop, last words."""
-    session = prepare(experiment, settings, device)
+    exchange.phase("planning and compiling")
+    session = prepare(experiment, settings, device, exchange)
     text = graph_text(experiment)
     digest = experiment_hash(experiment, text)
     progress.line(header(session, request.source, digest))
@@ -149,16 +150,19 @@ def train(
     resumed = _resumed(request, session, facts, text, progress)
     if resumed is not None and resumed.step >= session.total_steps:
         progress.line(f"finished already: step {resumed.step} of {session.total_steps} in {resumed.folder.path}")
-        return Outcome(resumed.folder.path, resumed.step, None)
-    folder = resumed.folder if resumed else create_run_folder(settings.out, request.name or experiment.name, digest)
-    with writing(folder):
-        progress.log_to(folder.log)
+        return Outcome(resumed.folder.path, resumed.step, None, first=exchange.world.first)
+    folder = resumed.folder if resumed else _new_folder(settings, request.name or experiment.name, digest, exchange)
+    with writing(folder) if exchange.world.first else nullcontext():
+        if exchange.world.first:
+            progress.log_to(folder.log)
         if resumed is None:
-            _describe(folder, request, program, settings, text)
+            if exchange.world.first:
+                _describe(folder, request, program, settings, text)
             session.model.start(initial_parameters(experiment, settings.seed, settings.threads))
         else:
             # An earlier request to stop was heard; this launch is the answer to it.
-            folder.stop.unlink(missing_ok=True)
+            if exchange.world.first:
+                folder.stop.unlink(missing_ok=True)
             session.model.resume(resumed.checkpoint.parameters, resumed.checkpoint.states)
             progress.line(f"resumed from step {resumed.step}: {resumed.checkpoint.path}")
         stop.watch(folder.stop)
@@ -178,11 +182,24 @@ def _resumed(
     """The checkpoint that the run goes on from, checked; None for a fresh start."""
     if request.resume is None:
         return None
-    name = request.name or session.experiment.name
-    resumed = resume.find(session.settings.out, name, request.resume, progress.line)
+    exchange = session.exchange
+    resumed = None
+    if exchange.world.first:
+        name = request.name or session.experiment.name
+        resumed = resume.find(session.settings.out, name, request.resume, progress.line)
+    # Rank zero chooses, the others are told.
+    path = exchange.broadcast("" if resumed is None else str(resumed.checkpoint.path))
+    if path and resumed is None:
+        resumed = resume.find(session.settings.out, "", path, progress.line)
     if resumed is not None:
         resume.check(resumed, facts, text, progress.line)
     return resumed
+
+
+def _new_folder(settings: Settings, run: str, digest: str, exchange: Exchange) -> RunFolder:
+    """A run folder that rank zero makes."""
+    made = str(create_run_folder(settings.out, run, digest).path) if exchange.world.first else ""
+    return RunFolder(Path(exchange.broadcast(made)))
 
 
 def _facts(session: Session, digest: str) -> dict[str, Any]:
@@ -192,8 +209,8 @@ def _facts(session: Session, digest: str) -> dict[str, Any]:
         "total-steps": session.total_steps,
         "microbatches": session.microbatches,
         "global-batch": options.global_batch,
-        "ranks": 1,
-        "nodes": 1,
+        "ranks": session.exchange.world.size,
+        "nodes": session.exchange.world.nodes,
         "seed": session.settings.seed,
         "experiment-hash": digest,
         "training-hash": training_hash(session.experiment, session.settings.seed),

@@ -11,11 +11,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from sexpgpu.dist.exchange import Exchange
 from sexpgpu.errors import Error
 from sexpgpu.passes.experiment import Checkpoint, Stop
 from sexpgpu.train import checkpoint
 from sexpgpu.train.folder import RunFolder
 from sexpgpu.train.metrics import MetricsWriter
+from sexpgpu.train.model import Model
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.session import Session, lowering_report, memory_annotation
 from sexpgpu.train.status import State, Status, StatusWriter
@@ -31,6 +35,8 @@ class Outcome:
     step: int
     loss: float | None
     evaluations: Mapping[str, float] = field(default_factory=dict)
+    # Whether this rank speaks for the run.
+    first: bool = True
 
 
 class Training:
@@ -49,8 +55,11 @@ class Training:
         """`resumed`: the state.json of the checkpoint that the session's model was loaded from."""
         self.session, self.folder, self.progress, self.request, self.facts = session, folder, progress, request, facts
         self.clock = clock
-        self.metrics = MetricsWriter(folder.metrics)
-        self.status = StatusWriter(folder.status)
+        self.exchange = session.exchange
+        # Rank zero alone writes the run folder.
+        self.writes = self.exchange.world.first
+        self.metrics: MetricsWriter | Unwritten = MetricsWriter(folder.metrics) if self.writes else Unwritten()
+        self.status: StatusWriter | Unwritten = StatusWriter(folder.status) if self.writes else Unwritten()
         self.total = session.total_steps
         self.loss: float | None = None
         self.evaluations: dict[str, float] = {}
@@ -92,7 +101,7 @@ class Training:
         finally:
             self.metrics.close()
         self._say("done", step)
-        return Outcome(self.folder.path, step, self.loss, dict(self.evaluations))
+        return Outcome(self.folder.path, step, self.loss, dict(self.evaluations), self.writes)
 
     def _annotate(self) -> None:
         self.metrics.write(memory_annotation(self.session))
@@ -101,9 +110,11 @@ class Training:
         self.metrics.write(
             {"kind": "annotation", "name": "lowering", "device": self.session.device.description, "graphs": rows}
         )
-        self.folder.lowering.write_text(lowering_report(self.session) + "\n", encoding="utf-8")
+        if self.writes:
+            self.folder.lowering.write_text(lowering_report(self.session) + "\n", encoding="utf-8")
 
     def _step(self, step: int) -> None:
+        self.exchange.phase(f"step {step}")
         begin = time.perf_counter()
         result = self.session.step.run(step)
         seconds = time.perf_counter() - begin
@@ -141,22 +152,32 @@ class Training:
                 self.best.see(found, step)
 
     def _stop_if_asked(self, step: int) -> None:
-        if self.request.asked() and step < self.total:
+        # Ranks leave together: a signal that one of them got, or a file that one saw first, is all ranks'.
+        mine = (self.request.exit_code or 0) + 1 if self.request.asked() else 0
+        agreed = self.exchange.agree(mine)
+        if agreed and step < self.total:
             self._save(step)
             self.progress.line(f"stopped after step {step}")
-            raise Stopped(self.request.exit_code or 0)
+            raise Stopped(agreed - 1)
 
     def _save(self, step: int) -> None:
         """Write a checkpoint of this step, then remove those that `:keep` does not keep."""
         if self._saved == step:
             return
         self._say("checkpointing", step)
+        self._saved = step
+        if self.exchange.world.size > 1:
+            self.exchange.phase(f"checkpoint of step {step}")
+            refuse_disagreement(self.exchange, self.session.model, step)
+        if self.writes:
+            self._write_checkpoint(step)
+
+    def _write_checkpoint(self, step: int) -> None:
         model, folder = self.session.model, self.folder
         state = {"step": step, "patience": self.stopper.state(), "best": self.best.state(), **self.facts}
         copies = [path for path in (folder.experiment, folder.settings, folder.graph) if path.exists()]
         path = checkpoint.save(folder.checkpoints, step, model.read_parameters(), model.read_states(), state, copies)
         self.metrics.write({"kind": "annotation", "name": "checkpoint", "step": step, "path": path.name})
-        self._saved = step
         options = self.session.experiment.options.checkpoint
         if options is not None and options.keep is not None:
             best = [] if self.best.step is None else [folder.checkpoints / checkpoint.folder_name(self.best.step)]
@@ -167,7 +188,40 @@ class Training:
         eta = (self.clock() - self._begin) / done * (self.total - step) if done > 0 else None
         loss = self.loss if self.loss is not None and math.isfinite(self.loss) else None
         self.status.update(
-            Status(state, step, self.total, os.getpid(), socket.gethostname(), loss=loss, eta=eta, code=code)
+            Status(state, step, self.total, os.getpid(), socket.gethostname(), self.exchange.world.size, loss, eta, code)
+        )
+
+
+class Unwritten:
+    """What ranks other than zero have for a file of the run folder."""
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Rank zero writes it."""
+
+    def update(self, status: Status) -> None:
+        """Rank zero writes it."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def refuse_disagreement(exchange: Exchange, model: Model, step: int) -> None:
+    """E-DP-004 where a rank's parameters or states are not those of rank zero, bit for bit."""
+    from xxhash import xxh3_64_intdigest
+
+    tensors = {**model.read_parameters(), **model.read_states()}
+    mine = {name: xxh3_64_intdigest(np.ascontiguousarray(value).data) for name, value in tensors.items()}
+    told = exchange.broadcast(mine)
+    differing = [name for name in mine if mine[name] != told[name]]
+    if exchange.agree(len(differing)):
+        found = f"{differing[0]} of rank {exchange.world.rank} is not that of rank 0" if differing else "another rank's differs"
+        raise Error(
+            "E-DP-004",
+            f"the ranks' parameters or optimizer states disagree at step {step}: {found}",
+            notes=[
+                f"{exchange.world.size} ranks, SEXPGPU_DEVICES={os.environ.get('SEXPGPU_DEVICES', '')}",
+                "this checkpoint was not written: --resume latest continues from the one before",
+            ],
         )
 
 

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from sexpgpu.device import Device, Lowering
+from sexpgpu.dist.exchange import Exchange, SingleRank
 from sexpgpu.errors import Error
 from sexpgpu.ir.graph import Graph
 from sexpgpu.passes.experiment import Experiment
@@ -65,11 +66,16 @@ class Session:
     microbatches: int
     lowerings: Mapping[str, Lowering]
     memory: MemoryPlan
+    exchange: Exchange
 
 
-def prepare(experiment: Experiment, settings: Settings, device: Device) -> Session:
+def prepare(
+    experiment: Experiment, settings: Settings, device: Device, exchange: Exchange | None = None
+) -> Session:
     """Plan and lower every graph of the run, evaluations included; no parameter has a value yet."""
+    exchange = exchange or SingleRank()
     refuse_unready(experiment, settings)
+    refuse_indivisible(experiment, exchange.world.size)
     options = experiment.options
     whole_epochs = options.epochs is not None and settings.steps is None
     spec = experiment.loaders[options.data]
@@ -79,8 +85,8 @@ def prepare(experiment: Experiment, settings: Settings, device: Device) -> Sessi
     )
     total = total_steps(experiment, settings, feed)
     model = Model(device, experiment)
-    step = Step(device, experiment, graphs, model, feed, settings.seed, total)
-    evaluators = tuple(_evaluators(experiment, settings, device, model))
+    step = Step(device, experiment, graphs, model, feed, settings.seed, total, exchange)
+    evaluators = tuple(_evaluators(experiment, settings, device, model, exchange))
     lowerings = {"train": step.training.lowering, "update": step.update.lowering}
     lowerings |= {e.evaluation.loader: e.executable.lowering for e in evaluators}
     memory = memory_plan(model, step, evaluators, lowerings)
@@ -90,8 +96,20 @@ def prepare(experiment: Experiment, settings: Settings, device: Device) -> Sessi
     microbatches = feed.microbatches(1)
     tokens = spec.seq or 1
     return Session(
-        experiment, settings, device, model, step, evaluators, total, tokens, microbatches, lowerings, memory
+        experiment, settings, device, model, step, evaluators, total, tokens, microbatches, lowerings, memory, exchange
     )  # fmt: skip
+
+
+def refuse_indivisible(experiment: Experiment, ranks: int) -> None:
+    """E-DP-003: `:microbatches` are shared out evenly; uneven shares exist only under `:global-batch`."""
+    microbatches = experiment.options.microbatches
+    if experiment.options.global_batch is None and microbatches is not None and microbatches % ranks:
+        counts = ", ".join(str(n) for n in range(1, microbatches + 1) if microbatches % n == 0)
+        raise Error(
+            "E-DP-003",
+            f"{microbatches} microbatches do not divide over {ranks} ranks",
+            notes=[f"pick a device count that divides :microbatches: {counts}"],
+        )
 
 
 def refuse_unready(experiment: Experiment, settings: Settings) -> None:
@@ -112,13 +130,15 @@ def total_steps(experiment: Experiment, settings: Settings, feed: Feed) -> int:
     return experiment.options.epochs * feed.portions.steps_per_epoch
 
 
-def _evaluators(experiment: Experiment, settings: Settings, device: Device, model: Model) -> list[Evaluator]:
+def _evaluators(
+    experiment: Experiment, settings: Settings, device: Device, model: Model, exchange: Exchange
+) -> list[Evaluator]:
     graphs: dict[str, Graph] = evaluation_graphs(experiment)
     made = []
     for evaluation in experiment.options.evaluations:
         graph = graphs[evaluation.loader]
         feed = passing_feed(experiment.loaders[evaluation.loader], graph, settings.seed, settings.cache)
-        made.append(Evaluator(device, model, evaluation, graph, feed, settings.seed))
+        made.append(Evaluator(device, model, evaluation, graph, feed, settings.seed, exchange))
     return made
 
 
@@ -154,7 +174,7 @@ def header(session: Session, source: str, digest: str) -> str:
     unit = "tokens" if session.tokens_per_example > 1 else "examples"
     rows = {
         "experiment": f"{experiment.name} ({source}), hash {digest[:8]}",
-        "device": f"{session.device.description}, 1 rank",
+        "device": f"{session.device.description}, {counted(session.exchange.world.size, 'rank')}",
         "parameters": f"{count:,} in {counted(len(experiment.parameters), 'tensor')}{trained}",
         "a step": f"{tokens:,} {unit} ({shape}), {counted(session.total_steps, 'step')}",
     }

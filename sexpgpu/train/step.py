@@ -55,8 +55,8 @@ class Step:
         self.exchange: Exchange = exchange or SingleRank()
         self.device, self.experiment, self.graphs, self.model, self.feed = device, experiment, graphs, model, feed
         self.seed, self.total_steps = seed, total_steps
-        self.training: Executable = device.prepare(graphs.training, seed)
-        self.update: Executable = device.prepare(graphs.update, seed)
+        self.training: Executable = prepared(device, graphs.training, seed, self.exchange)
+        self.update: Executable = prepared(device, graphs.update, seed, self.exchange)
         model.bind(self.training)
         model.bind(self.update)
         trained = tuple(p for p in experiment.parameters if p.trainable)
@@ -126,6 +126,14 @@ class Step:
             if node is not None:
                 return not_finite(f"{what} at step {step}", node)
         return not_finite(f"{what} at step {step}", None)
+
+
+def prepared(device: Device, graph: Graph, seed: int, exchange: Exchange) -> Executable:
+    """The graph on this rank's device. The first rank of a node compiles, the others find its kernels in the cache."""
+    made = device.prepare(graph, seed) if exchange.world.local_rank == 0 else None
+    # Compiling takes as long as it takes: only the death of a rank ends the wait.
+    exchange.barrier("compiling", None)
+    return device.prepare(graph, seed) if made is None else made
 
 
 def bind_fields(device: Device, executable: Executable) -> dict[str, Any]:
