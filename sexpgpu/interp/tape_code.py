@@ -6,7 +6,8 @@ only for blocks that are being computed. Blocks are cut by shape alone, so it do
 
 Words (i64) of the control block; those that threads watch have a cache line (8 words) of their own:
      0 position: call (20 bits), record (20), next block (24); record 2^20 − 1: nothing to do
-     8 blocks done of the current record   16 calls so far   24 sleeping workers
+     8 blocks done of the current record   16 calls so far
+    24 workers that sleep between calls   25 workers that sleep within one
     32 stop   33 workers   34 tape   35 records   36 address of sched_yield   37 of syscall (Linux)   38 of usleep
     40 … scratch of each worker
 A record: function, arguments, units, units a block, blocks.
@@ -14,14 +15,14 @@ A record: function, arguments, units, units a block, blocks.
 
 from __future__ import annotations
 
-POSITION, DONE, CALLS, SLEEPING = 0, 8, 16, 24
+POSITION, DONE, CALLS, SLEEPING, WAITING = 0, 8, 16, 24, 25
 STOP, WORKERS, TAPE, RECORDS, YIELD, SYSCALL, USLEEP, SCRATCH = 32, 33, 34, 35, 36, 37, 38, 40
 RECORD_WORDS = 5
 MOST_RECORDS, MOST_BLOCKS = (1 << 20) - 2, (1 << 24) - 1
 # The position when there is nothing to do.
 IDLE = ((1 << 20) - 1) << 24
-# Looks at a word before a thread gives its time slice away: about 50 µs of x86 pauses.
-SPINS = 1000
+# Looks at a word before a thread sleeps: about 50 µs of x86 pauses between calls, 200 µs within one.
+IDLE_LOOKS, BUSY_LOOKS = 1000, 4000
 _FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98}
 
 
@@ -44,7 +45,13 @@ def source(machine: str) -> str:
     """`@kernel(control, mode, worker, seen)`: mode 0 is one call, by worker 0; mode 1 is another worker's life."""
     hint = pause(machine)
     text = _TEXT
-    names = {"PAUSE": hint, "SPINS": str(SPINS), "FUTEX": str(_FUTEX_NUMBER.get(machine, 0)), "IDLE": str(IDLE)}
+    names = {
+        "PAUSE": hint,
+        "IDLY": str(IDLE_LOOKS),
+        "BUSY": str(BUSY_LOOKS),
+        "FUTEX": str(_FUTEX_NUMBER.get(machine, 0)),
+        "IDLE": str(IDLE),
+    }
     names |= {f"W_{name}": str(globals()[name]) for name in _WORD_NAMES}
     for name in sorted(names, key=len, reverse=True):
         text = text.replace(f"${name}", names[name])
@@ -52,7 +59,8 @@ def source(machine: str) -> str:
 
 
 _WORD_NAMES = (
-    "POSITION", "DONE", "CALLS", "SLEEPING", "STOP", "WORKERS", "TAPE", "RECORDS", "YIELD", "SYSCALL", "USLEEP", "SCRATCH",
+    "POSITION", "DONE", "CALLS", "SLEEPING", "WAITING",
+    "STOP", "WORKERS", "TAPE", "RECORDS", "YIELD", "SYSCALL", "USLEEP", "SCRATCH",
 )  # fmt: skip
 
 _TEXT = """
@@ -62,20 +70,25 @@ define internal i64 @word(ptr %c, i64 %n) alwaysinline {
   ret i64 %v
 }
 
-; Waits until the word at %p is no longer %old: first spinning, then giving the time slice away.
-define internal void @wait(ptr %c, ptr %p, i64 %old) {
+; Waits until the word at %p is no longer %old: spins for %spins looks, giving way now and then, and sleeps after that.
+; %sleepers counts who sleeps.
+define internal i64 @wait(ptr %c, ptr %p, i64 %old, i64 %spins, ptr %sleepers) {
 entry:
   br label %look
 look:
-  %i = phi i64 [ 0, %entry ], [ %j, %spin ], [ %j, %yield ]
+  %i = phi i64 [ 0, %entry ], [ %j, %pause ], [ %j, %yield ]
   %now = load atomic i64, ptr %p acquire, align 8
   %same = icmp eq i64 %now, %old
   br i1 %same, label %more, label %done
 more:
   %j = add i64 %i, 1
-  %early = icmp ult i64 %j, $SPINS
-  br i1 %early, label %spin, label %yield
+  %early = icmp ult i64 %j, %spins
+  br i1 %early, label %spin, label %deep
 spin:
+  %part = and i64 %j, 255
+  %often = icmp ne i64 %part, 0
+  br i1 %often, label %pause, label %yield
+pause:
   $PAUSE
   br label %look
 yield:
@@ -83,6 +96,48 @@ yield:
   %f = inttoptr i64 %a to ptr
   %r = call i32 %f()
   br label %look
+deep:
+  %u1 = atomicrmw add ptr %sleepers, i64 1 seq_cst
+  br label %again
+again:
+  %then = load atomic i64, ptr %p seq_cst, align 8
+  %still = icmp eq i64 %then, %old
+  br i1 %still, label %rest, label %awake
+rest:
+  %syscall_address = call i64 @word(ptr %c, i64 $W_SYSCALL)
+  %has_futex = icmp ne i64 %syscall_address, 0
+  br i1 %has_futex, label %futex, label %nap
+futex:
+  %syscall = inttoptr i64 %syscall_address to ptr
+  %low = trunc i64 %old to i32
+  %u2 = call i64 (i64, ...) %syscall(i64 $FUTEX, ptr %p, i32 128, i32 %low, ptr null, ptr null, i32 0)
+  br label %again
+nap:
+  %usleep_address = call i64 @word(ptr %c, i64 $W_USLEEP)
+  %usleep = inttoptr i64 %usleep_address to ptr
+  %u3 = call i32 %usleep(i32 50)
+  br label %again
+awake:
+  %u4 = atomicrmw sub ptr %sleepers, i64 1 seq_cst
+  br label %done
+done:
+  %result = load atomic i64, ptr %p acquire, align 8
+  ret i64 %result
+}
+
+; Wakes whoever sleeps on the word at %p, which has just been changed.
+define internal void @wake(ptr %c, ptr %p, ptr %sleepers) {
+entry:
+  %count = load atomic i64, ptr %sleepers seq_cst, align 8
+  %syscall_address = call i64 @word(ptr %c, i64 $W_SYSCALL)
+  %some = icmp ne i64 %count, 0
+  %has_futex = icmp ne i64 %syscall_address, 0
+  %both = and i1 %some, %has_futex
+  br i1 %both, label %call, label %done
+call:
+  %syscall = inttoptr i64 %syscall_address to ptr
+  %u2 = call i64 (i64, ...) %syscall(i64 $FUTEX, ptr %p, i32 129, i32 2147483647, ptr null, ptr null, i32 0)
+  br label %done
 done:
   ret void
 }
@@ -112,7 +167,8 @@ look:
   %some = icmp ult i64 %next, %blocks
   br i1 %some, label %take, label %none
 none:
-  call void @wait(ptr %c, ptr %position, i64 %p)
+  %waiting = getelementptr i64, ptr %c, i64 $W_WAITING
+  %u1 = call i64 @wait(ptr %c, ptr %position, i64 %p, i64 $BUSY, ptr %waiting)
   br label %loop
 take:
   %left = sub i64 %blocks, %next
@@ -151,76 +207,20 @@ advance:
   %to1 = shl i64 %to, 24
   %call = and i64 %p, -17592186044416
   %p3 = or i64 %call, %to1
-  store atomic i64 %p3, ptr %position release, align 8
+  store atomic i64 %p3, ptr %position seq_cst, align 8
+  %watching = getelementptr i64, ptr %c, i64 $W_WAITING
+  call void @wake(ptr %c, ptr %position, ptr %watching)
   br label %loop
 finish:
   ret void
 }
 
-; Sleeps until the count of calls is no longer %seen; gives the count then.
-define internal i64 @sleep(ptr %c, i64 %seen) {
-entry:
-  %calls = getelementptr i64, ptr %c, i64 $W_CALLS
-  %sleeping = getelementptr i64, ptr %c, i64 $W_SLEEPING
-  br label %look
-look:
-  %i = phi i64 [ 0, %entry ], [ %j, %spin ]
-  %now = load atomic i64, ptr %calls acquire, align 8
-  %same = icmp eq i64 %now, %seen
-  br i1 %same, label %more, label %done
-more:
-  %j = add i64 %i, 1
-  %early = icmp ult i64 %j, $SPINS
-  br i1 %early, label %spin, label %deep
-spin:
-  $PAUSE
-  br label %look
-deep:
-  %u1 = atomicrmw add ptr %sleeping, i64 1 seq_cst
-  br label %again
-again:
-  %then = load atomic i64, ptr %calls seq_cst, align 8
-  %still = icmp eq i64 %then, %seen
-  br i1 %still, label %rest, label %awake
-rest:
-  %syscall_address = call i64 @word(ptr %c, i64 $W_SYSCALL)
-  %has_futex = icmp ne i64 %syscall_address, 0
-  br i1 %has_futex, label %futex, label %nap
-futex:
-  %syscall = inttoptr i64 %syscall_address to ptr
-  %low = trunc i64 %seen to i32
-  %u2 = call i64 (i64, ...) %syscall(i64 $FUTEX, ptr %calls, i32 128, i32 %low, ptr null, ptr null, i32 0)
-  br label %again
-nap:
-  %usleep_address = call i64 @word(ptr %c, i64 $W_USLEEP)
-  %usleep = inttoptr i64 %usleep_address to ptr
-  %u3 = call i32 %usleep(i32 100)
-  br label %again
-awake:
-  %u4 = atomicrmw sub ptr %sleeping, i64 1 seq_cst
-  br label %done
-done:
-  %result = load atomic i64, ptr %calls acquire, align 8
-  ret i64 %result
-}
-
 ; Counts a call and wakes whoever sleeps.
 define internal void @announce(ptr %c) {
-entry:
   %calls = getelementptr i64, ptr %c, i64 $W_CALLS
   %sleeping = getelementptr i64, ptr %c, i64 $W_SLEEPING
-  %u1 = atomicrmw add ptr %calls, i64 1 seq_cst
-  %count = load atomic i64, ptr %sleeping seq_cst, align 8
-  %syscall_address = call i64 @word(ptr %c, i64 $W_SYSCALL)
-  %some = icmp ne i64 %count, 0
-  %has_futex = icmp ne i64 %syscall_address, 0
-  %both = and i1 %some, %has_futex
-  br i1 %both, label %wake, label %done
-wake:
-  %syscall = inttoptr i64 %syscall_address to ptr
-  %u2 = call i64 (i64, ...) %syscall(i64 $FUTEX, ptr %calls, i32 129, i32 2147483647, ptr null, ptr null, i32 0)
-  br label %done
-done:
+  %unused = atomicrmw add ptr %calls, i64 1 seq_cst
+  call void @wake(ptr %c, ptr %calls, ptr %sleeping)
   ret void
 }
 
@@ -247,7 +247,9 @@ end:
   br label %done
 life:
   %seen = phi i64 [ %seen0, %entry ], [ %number, %works ]
-  %number = call i64 @sleep(ptr %c, i64 %seen)
+  %calls2 = getelementptr i64, ptr %c, i64 $W_CALLS
+  %sleeping = getelementptr i64, ptr %c, i64 $W_SLEEPING
+  %number = call i64 @wait(ptr %c, ptr %calls2, i64 %seen, i64 $IDLY, ptr %sleeping)
   %stop = call i64 @word(ptr %c, i64 $W_STOP)
   %ends = icmp ne i64 %stop, 0
   br i1 %ends, label %done, label %works
