@@ -28,6 +28,11 @@ def _text_run(loader: str) -> str:
     return f"(defloader data {loader})\n(defrun go :data data :loss {loss} :optimizer (sgd :lr 0.1) :steps 1)\n"
 
 
+def _digits_run(loss: str, rest: str = ":steps 1") -> str:
+    """A file that is whole but for its loss or an option: x is f32[8 64], y is i32[8]."""
+    return f'(defloader digits (builtin "digits" :batch 8))\n(defrun go :data digits :optimizer (sgd) {rest}\n  :loss {loss})\n'
+
+
 CATALOGUE: dict[str, Entry] = _table(
     Entry(
         "E-READ-001",
@@ -39,15 +44,15 @@ CATALOGUE: dict[str, Entry] = _table(
     Entry(
         "E-READ-002",
         "stray character",
-        "a character begins no datum, or `#;` has no datum after it",
+        "a character begins no datum (`# , { } | \\`, a backquote, a control, a space other than U+0020), or `#;` has no datum after it",
         "remove it",
-        "(def a , b)",
+        "(def a {1 2})",
     ),
     Entry(
         "E-READ-003",
         "malformed atom",
-        "a number, an escape in a string or a keyword is not well formed, or an integer does not fit in 64 bits",
-        "write it as the reader's table of atoms says",
+        "a number, an escape in a string or a keyword is not well formed, or a number does not fit in 64 bits",
+        'numbers are 12, -3, 50_257, 0x1f, 0.5, 3e-4, inf, nan; escapes `\\n \\t \\" \\\\ \\u{3c0}`; a keyword is :name',
         "(def a 12abc)",
     ),
     Entry(
@@ -59,7 +64,7 @@ CATALOGUE: dict[str, Entry] = _table(
     Entry(
         "E-READ-005",
         "limit of the reader",
-        "16 MiB a file, lists 1,000 deep, 1,000,000 data, 4,096 characters an atom",
+        "at most 16 MiB a file, lists 1,000 deep, 1,000,000 data, 4,096 characters an atom, 20 problems",
         "split the file",
     ),
     Entry(
@@ -95,13 +100,16 @@ CATALOGUE: dict[str, Entry] = _table(
         "parameter path used twice",
         "two parameters of one expression have the same path",
         "give one a :name, or :share true to use the same parameter",
-        '(defloader d (builtin "digits" :batch 8))\n(defrun r :data d :loss (mean (+ (mean (* x (param "w" [64] zeros))) (mean (* x (param "w" [64] zeros))))) :optimizer (sgd) :steps 1)',
+        _digits_run('(+ (mean (* x (param "w" [64] zeros)))\n           (mean (* x (param "w" [64] zeros))))'),
     ),
     Entry(
         "E-NAME-004",
         "shared parameters differ",
         "`:share true` needs equal shape, initializer and options",
         "make them equal, or give one another name",
+        _digits_run(
+            '(+ (mean (* x (param "w" [64] zeros)))\n           (mean (* x (param "w" [64] ones :share true))))'
+        ),
     ),
     Entry(
         "E-NAME-005",
@@ -122,12 +130,14 @@ CATALOGUE: dict[str, Entry] = _table(
         "parameter outside the loss",
         "the model's parameters are those of :loss; another expression reaches one that the loss does not",
         "use the same layers and names in both",
+        _digits_run('(mean (linear x 10 :name "a"))', ':steps 1\n  :predict (linear x 10 :name "b")'),
     ),
     Entry(
         "E-NAME-008",
-        "unknown initializer",
-        "no initializer has this name",
-        "take one of normal, trunc-normal, uniform, zeros, ones, constant, kaiming, xavier, orthogonal",
+        "not an initializer",
+        "what stands in an initializer's place is none, or wants its arguments",
+        "take one of (normal 0.02), (trunc-normal 0.02), (uniform -1 1), zeros, ones, (constant 3), (kaiming), (xavier), (orthogonal)",
+        _digits_run('(mean (* x (param "w" [64] normal)))'),
     ),
     Entry(
         "E-SYN-001",
@@ -169,12 +179,14 @@ CATALOGUE: dict[str, Entry] = _table(
         "condition on a tensor",
         "`if` and `cond` choose at compile time; a tensor has a value only at run time",
         "use `where`",
+        _digits_run("(mean (if (> x 0) x 0))"),
     ),
     Entry(
         "E-TYPE-003",
         "dtypes that do not combine",
         "these dtypes have no common dtype",
         "cast one of them",
+        _digits_run("(mean (+ (cast x i32) (cast x u32)))"),
     ),
     Entry(
         "E-TYPE-004",
@@ -188,12 +200,14 @@ CATALOGUE: dict[str, Entry] = _table(
         "shapes that do not fit",
         "an operation's operands have shapes that do not go together",
         "reshape or transpose one of them",
+        _digits_run("(mean (+ x (zeros [8 63])))"),
     ),
     Entry(
         "E-SHAPE-002",
         "inner sizes differ",
         "the contracted axes of a product have different sizes",
         "transpose or reshape one operand",
+        _digits_run("(mean (matmul x (zeros [10 64])))"),
     ),
     Entry(
         "E-SHAPE-003",
@@ -292,33 +306,35 @@ CATALOGUE: dict[str, Entry] = _table(
         "a run's key is missing",
         "a run needs :data, :loss, :optimizer, and :steps or :epochs",
         "add the key",
-        '(defloader d (builtin "digits" :batch 8))\n(defrun r :data d :steps 1)',
+        '(defloader digits (builtin "digits" :batch 8))\n(defrun go :data digits :steps 1)\n',
     ),
     Entry(
         "E-RUN-002",
         "unknown key",
         "a run, loader or option has no such key",
         "take the nearest known one",
-        '(defloader d (builtin "digits" :batch 8))\n(defrun r :data d :loss (mean x) :optimizer (sgd) :step 1)',
+        _digits_run("(mean x)", ":steps 1 :microbatch 2"),
     ),
     Entry(
         "E-RUN-003",
         "options that exclude each other",
         "two options say different things about the same",
         "keep one",
-        '(defloader d (builtin "digits" :batch 8))\n(defrun r :data d :loss (mean x) :optimizer (sgd) :steps 1 :epochs 1)',
+        _digits_run("(mean (square (linear x 1)) :axis -1)", ":steps 1 :epochs 1"),
     ),
     Entry(
         "E-RUN-004",
         "value of the wrong kind",
         "an option or --set has a value of another kind than its default",
         "give a value of the default's kind",
+        _digits_run("(mean x)", ':steps "many"'),
     ),
     Entry(
         "E-RUN-005",
         "no such run",
         "the file has no run, or none of this name",
         "name one of the file's runs",
+        '(defloader digits (builtin "digits" :batch 8))\n',
     ),
     Entry(
         "E-RUN-006",
@@ -331,6 +347,7 @@ CATALOGUE: dict[str, Entry] = _table(
         "option out of range",
         "an option's value is not in its range",
         "give a value in the range",
+        _digits_run("(mean x)", ":steps 1 :microbatches 0"),
     ),
     Entry(
         "E-DEV-001",
