@@ -10,8 +10,9 @@ from sexpgpu.lang.printer import print_form
 from sexpgpu.lang.program import Program
 from sexpgpu.passes.experiment import Experiment
 from sexpgpu.passes.pipeline import evaluation_graphs, training_graph, update_graph
-from sexpgpu.plan.build import plan
-from sexpgpu.plan.kernel import Generated, Indexed, Plan
+from sexpgpu.plan.build import bound_outputs, plan
+from sexpgpu.plan.kernel import Generated, Indexed
+from sexpgpu.plan.report import describe
 from sexpgpu.train.identity import graph_text
 from sexpgpu.train.launch import Request, early_settings, read_experiment, read_program
 
@@ -61,21 +62,10 @@ def _bodies(graph: Graph) -> Iterator[Graph]:
 
 
 def _plans(experiment: Experiment) -> str:
-    return "\n".join(f"; {name}\n{plan_text(plan(graph))}" for name, graph in lowered_graphs(experiment).items())
-
-
-def plan_text(made: Plan) -> str:
-    """Buffers and launches, one a line."""
-    lines = [f"arena {made.arena_bytes:,} bytes"]
-    for number, buffer in enumerate(made.buffers):
-        lines.append(f"  b{number} {buffer.kind} {buffer.name} {buffer.size_bytes:,} at {buffer.offset:,}")
-    for number, launch in enumerate(made.launches):
-        if isinstance(launch, Generated):
-            ops = " ".join(instruction.op for instruction in launch.program.body)
-            lines.append(f"  {number} {launch.program.kind} {list(launch.sizes)}: {ops}")
-        else:
-            lines.append(f"  {number} {launch}")
-    return "\n".join(lines)
+    return "\n".join(
+        f"; {name}\n{describe(plan(graph, aliases=bound_outputs(graph)), graph)}"
+        for name, graph in lowered_graphs(experiment).items()
+    )
 
 
 def _kernels(experiment: Experiment) -> str:

@@ -86,6 +86,15 @@ class _Inliner:
         axes = node.attributes["axes"]
         if node.op in ("argmax", "argmin"):
             return self._pick(node, x, axes)
+        # Over one element there is nothing to reduce.
+        long = tuple(a for a in axes if x.shape[a] != 1)
+        if len(long) < len(axes):
+            if long:
+                x = self._reduce_runs(node, x, long)
+            return self._infer("reshape", (x,), {"shape": node.shape}, node)
+        return self._reduce_runs(node, x, axes)
+
+    def _reduce_runs(self, node: Node, x: Node, axes: tuple[int, ...]) -> Node:
         for run in _runs(axes, x.tensor.rank):
             x = self._run(node, x, run)
         return x

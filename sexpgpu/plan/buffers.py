@@ -152,3 +152,19 @@ def places_of(launch: Launch) -> Iterator[Place]:
         yield from (*launch.inputs, launch.out)
         if launch.flag is not None:
             yield launch.flag
+
+
+def lives_of(plan: Plan) -> dict[int, Life]:
+    """For every buffer that a plan uses the launches between which it does; outputs to the end."""
+    lives: dict[int, Life] = {}
+
+    def touch(number: int, moment: int) -> None:
+        life = lives.setdefault(number, Life(plan.buffers[number].size_bytes, moment, moment, plan.buffers[number].offset))
+        life.last = max(life.last, moment)
+
+    for moment, launch in enumerate(plan.launches):
+        for at in places_of(launch):
+            touch(at.buffer, moment)
+    for at, _ in plan.outputs.values():
+        touch(at.buffer, len(plan.launches))
+    return lives

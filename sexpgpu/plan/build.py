@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from sexpgpu.ir.graph import Graph, Node
@@ -14,6 +15,15 @@ from sexpgpu.plan.buffers import Buffers
 from sexpgpu.plan.heavy import Heavy
 from sexpgpu.plan.kernel import Launch, Plan
 from sexpgpu.plan.trace import Axes, Root, Storage, Trace, generate
+
+
+# Outputs that are buffers of the model, written where they are.
+BOUND_OUTPUTS = ("gradient:", "parameter:", "state:", "buffer:")
+
+
+def bound_outputs(graph: Graph) -> dict[str, str]:
+    """The outputs that a run binds to external buffers of the same names."""
+    return {name: name for name in graph.outputs if name.startswith(BOUND_OUTPUTS)}
 
 
 def plan(graph: Graph, *, aliases: Mapping[str, str] | None = None, keep_values: bool = False) -> Plan:
@@ -115,8 +125,8 @@ class _Builder:
 
     def add(self, launch: Launch) -> None:
         self.buffers.touch(launch, len(self.launches))
-        self.launches.append(launch)
-
+        nodes = tuple(dict.fromkeys(self.sources[index] for index in launch.nodes))
+        self.launches.append(replace(launch, nodes=nodes))
 
     def emit(
         self, kind: Literal["map", "row", "column"], space: tuple[int, ...], reduced: tuple[int, ...],

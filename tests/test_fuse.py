@@ -1,0 +1,180 @@
+"""How few kernels common expressions take, which values go through memory, and what is lowered away."""
+
+from __future__ import annotations
+
+import numpy as np
+from test_differentiate import field
+from test_plan import check
+
+from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.passes.differentiate import differentiate
+from sexpgpu.passes.simplify import simplify
+from sexpgpu.plan.build import plan
+from sexpgpu.plan.kernel import Generated, Indexed, Plan, Product
+
+RNG = np.random.default_rng(0)
+
+
+def spread(x: Node, like: Node) -> Node:
+    return x.graph.add("broadcast", (x,), {"shape": like.shape, "dims": tuple(range(len(x.shape)))})
+
+
+def softmax(x: Node) -> Node:
+    last = (len(x.shape) - 1,)
+    raised = x.graph.add("exp", (x - spread(x.graph.add("max", (x,), {"axes": last}), x),))
+    return raised / spread(x.graph.add("sum", (raised,), {"axes": last}), raised)
+
+
+def softmax_region(x: Node) -> Node:
+    body = Graph("softmax")
+    argument = body.add("input", (), {"kind": "argument", "name": "a", "dtype": "f32", "shape": x.shape})
+    body.outputs["y"] = softmax(argument)
+    return x.graph.add("region", (x,), {"body": body})
+
+
+def cross_entropy(logits: Node, targets: Node) -> Node:
+    """−log softmax at the targets, summed: logits [n v], targets [n]."""
+    graph, n = logits.graph, logits.shape[0]
+    shifted = logits - spread(graph.add("max", (logits,), {"axes": (1,)}), logits)
+    total = graph.add("log", (graph.add("sum", (graph.add("exp", (shifted,)),), {"axes": (1,)}),))
+    column = graph.add("reshape", (targets,), {"shape": (n, 1)})
+    picked = graph.add("reshape", (graph.add("gather", (shifted, column), {"axis": 1}),), {"shape": (n,)})
+    return graph.add("sum", (total - picked,), {"axes": (0,)})
+
+
+def kinds(made: Plan) -> list[str]:
+    return [x.program.kind if isinstance(x, Generated) else type(x).__name__ for x in made.launches]
+
+
+def test_a_softmax_is_one_row_kernel() -> None:
+    graph = Graph("softmax")
+    graph.outputs["y"] = softmax(field(graph, "x", np.zeros((6, 40))))
+    assert kinds(check(graph, {"x": RNG.normal(size=(6, 40))})) == ["row"]
+
+
+def test_cross_entropy_is_a_gather_and_rows() -> None:
+    graph = Graph("loss")
+    logits, targets = field(graph, "x", np.zeros((6, 40))), field(graph, "t", np.zeros(6, np.int32))
+    graph.outputs["loss"] = cross_entropy(logits, targets)
+    values = {"x": RNG.normal(size=(6, 40)), "t": np.arange(6, dtype=np.int32) * 7 % 40}
+    made = check(graph, values)
+    assert kinds(made) == ["Indexed", "row", "row"]
+    (gather,) = (x for x in made.launches if isinstance(x, Indexed))
+    # The logits themselves are gathered: nothing of their size is written.
+    assert made.buffers[gather.inputs[0].buffer].name == "field:x"
+    assert made.arena_bytes <= 4 * 64
+
+
+def test_the_gradient_of_cross_entropy_needs_no_pass_of_scattering() -> None:
+    graph = Graph("loss")
+    logits, targets = field(graph, "x", np.zeros((6, 40))), field(graph, "t", np.zeros(6, np.int32))
+    graph.outputs["loss"] = cross_entropy(logits, targets)
+    graph = simplify(differentiate(graph, {"loss": ("number", 1.0)}, {"x": logits}))
+    made = check(graph, {"x": RNG.normal(size=(6, 40)), "t": np.arange(6, dtype=np.int32) - 6})
+    assert [x.op for x in made.launches if isinstance(x, Indexed)] == ["gather"]
+
+
+def test_the_backward_pass_takes_exponentials_from_the_softmax_that_is_kept() -> None:
+    graph = Graph("attention")
+    x, w = field(graph, "x", np.zeros((256, 200))), field(graph, "w", np.zeros((200, 8)))
+    pairs = {"batch": ((), ()), "contracted": ((1,), (0,))}
+    y = graph.add("contract", (softmax_region(x * 2.0), w), pairs)
+    graph.outputs["loss"] = graph.add("sum", (y * y,), {"axes": (0, 1)})
+    graph = simplify(differentiate(graph, {"loss": ("number", 1.0)}, {"x": x, "w": w}))
+    made = check(graph, {"x": RNG.normal(size=(256, 200)), "w": RNG.normal(size=(200, 8))})
+    exponentials = [x for x in made.launches if isinstance(x, Generated) and any(i.op == "exp" for i in x.program.body)]
+    assert len(exponentials) == 1
+
+
+def test_the_gradient_of_a_weight_is_one_product_of_its_shape() -> None:
+    graph = Graph("linear")
+    x, w = field(graph, "x", np.zeros((2, 3, 17))), field(graph, "w", np.zeros((9, 17)))
+    turned = graph.add("permute", (w,), {"axes": (1, 0)})
+    y = graph.add("contract", (x, turned), {"batch": ((), ()), "contracted": ((2,), (0,))})
+    graph.outputs["loss"] = graph.add("sum", (y * y,), {"axes": (0, 1, 2)})
+    graph = simplify(differentiate(graph, {"loss": ("number", 1.0)}, {"w": w}))
+    made = plan(graph, aliases={"gradient:w": "gradient:w"})
+    (launch,) = (x for x in made.launches if isinstance(x, Product) and made.buffers[x.c.place.buffer].name == "gradient:w")
+    assert (launch.m, launch.k, launch.n, launch.c.row) == (9, 6, 17, 17)
+    check(graph, {"x": RNG.normal(size=(2, 3, 17)), "w": RNG.normal(size=(9, 17))})
+
+
+def test_the_gradient_of_a_tied_embedding_is_added_to_in_place() -> None:
+    graph = Graph("tied")
+    w, tokens = field(graph, "w", np.zeros((30, 8)), "parameter"), field(graph, "t", np.zeros(5, np.int32))
+    x = graph.add("take", (w, tokens), {"axis": 0})
+    y = graph.add("contract", (x, w), {"batch": ((), ()), "contracted": ((1,), (1,))})
+    graph.outputs["loss"] = graph.add("sum", (y * y,), {"axes": (0, 1)})
+    graph = simplify(differentiate(graph, {"loss": ("number", 1.0)}, {"w": w}))
+    check(graph, {"w": RNG.normal(size=(30, 8)), "t": np.array([3, 3, 0, 29, -1], np.int32)})
+    made = plan(graph, aliases={"gradient:w": "gradient:w"})
+    written = [x for x in made.launches if made.buffers[_result(x)].name == "gradient:w"]
+    assert [type(x) for x in written] == [Product, Indexed]
+
+
+def _result(launch: object) -> int:
+    if isinstance(launch, Product):
+        return launch.c.place.buffer
+    if isinstance(launch, Indexed):
+        return launch.out.buffer
+    assert isinstance(launch, Generated)
+    assert launch.stores[0].place is not None
+    return launch.stores[0].place.buffer
+
+
+def test_two_column_sums_over_the_same_values_share_a_kernel() -> None:
+    graph = Graph("columns")
+    x, y = field(graph, "x", np.zeros((50, 9))), field(graph, "y", np.zeros((50, 9)))
+    graph.outputs["bias"] = graph.add("sum", (x,), {"axes": (0,)})
+    graph.outputs["gain"] = graph.add("sum", (x * y,), {"axes": (0,)})
+    assert kinds(check(graph, {"x": RNG.normal(size=(50, 9)), "y": RNG.normal(size=(50, 9))})) == ["column"]
+
+
+def test_long_sums_are_taken_in_two_stages_of_blocks() -> None:
+    graph = Graph("long")
+    x = field(graph, "x", np.zeros((2048, 3)))
+    graph.outputs["y"] = graph.add("sum", (x,), {"axes": (0,)})
+    made = check(graph, {"x": RNG.normal(size=(2048, 3))})
+    assert kinds(made) == ["column", "column"]
+    assert [x.sizes for x in made.launches if isinstance(x, Generated)] == [(8, 256, 3), (8, 3)]
+
+
+def test_a_row_may_be_read_through_a_view_that_steps_unevenly() -> None:
+    graph = Graph("uneven")
+    x = field(graph, "x", np.zeros((3, 4, 5)))
+    turned = graph.add("permute", (x,), {"axes": (1, 2, 0)})
+    graph.outputs["y"] = graph.add("sum", (turned * turned,), {"axes": (1, 2)})
+    check(graph, {"x": RNG.normal(size=(3, 4, 5))})
+
+
+def test_a_sum_of_one_repeated_value_a_row() -> None:
+    graph = Graph("repeated")
+    x = field(graph, "x", np.zeros(7))
+    like = graph.constant(0.0, "f32", (7, 33))
+    graph.outputs["y"] = graph.add("sum", (spread(x, like),), {"axes": (1,)})
+    check(graph, {"x": RNG.normal(size=7)})
+
+
+def test_an_operand_read_in_another_order_is_not_overwritten() -> None:
+    graph = Graph("flip")
+    x = field(graph, "x", np.zeros((200, 200)))
+    product = graph.add("contract", (x, x), {"batch": ((), ()), "contracted": ((1,), (0,))})
+    graph.outputs["y"] = product - graph.add("flip", (product,), {"axes": (1,)})
+    made = check(graph, {"x": RNG.normal(size=(200, 200))})
+    (last,) = (x for x in made.launches if isinstance(x, Generated))
+    assert last.program.stores[0].alias is None
+
+
+def test_layers_share_their_programs() -> None:
+    counts = []
+    for layers in (2, 6):
+        graph = Graph("stack")
+        x = field(graph, "x", np.zeros((8, 24)))
+        w = field(graph, "w", np.zeros((24, 24)), "parameter")
+        for _ in range(layers):
+            y = graph.add("contract", (softmax(x), w), {"batch": ((), ()), "contracted": ((1,), (0,))})
+            x = x + graph.add("tanh", (y,))
+        graph.outputs["loss"] = graph.add("sum", (x,), {"axes": (0, 1)})
+        graph = simplify(differentiate(graph, {"loss": ("number", 1.0)}, {"w": w}))
+        counts.append(len({repr(x.program) for x in plan(graph).launches if isinstance(x, Generated)}))
+    assert counts[1] <= counts[0] + 2
