@@ -16,7 +16,6 @@ from sexpgpu.plan.heavy import Heavy
 from sexpgpu.plan.kernel import Launch, Plan
 from sexpgpu.plan.trace import Axes, Root, Storage, Trace, generate
 
-
 # Outputs that are buffers of the model, written where they are.
 BOUND_OUTPUTS = ("gradient:", "parameter:", "state:", "buffer:")
 

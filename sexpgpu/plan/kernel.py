@@ -1,8 +1,8 @@
 """What a device is asked to run: programs (structure, shared and cached) and launches (numbers and places).
 
 A plan is a list of launches over buffers. A launch of a generated kernel has a `Program`, which says what is computed
-without any size, and the sizes, strides and places of this one use; so layers and shapes share compiled code. `nodes` of a launch are numbers in the graph that was planned, a
-region's for all that it holds.
+without any size, and the sizes, strides and places of this one use; so layers and shapes share compiled code.
+`nodes` of a launch are numbers in the graph that was planned, a region's for all that it holds.
 Strides and offsets count elements of the operand's dtype, places count bytes.
 
 Loops. A program has `rank` loops, outermost first, the last being the vector loop. Fixed meanings per kind:
