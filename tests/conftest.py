@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 # Workers of one session inherit the folder, so that each kernel is compiled once.
-if "SEXPGPU_TEST_CACHE" not in os.environ:
-    os.environ["SEXPGPU_TEST_CACHE"] = tempfile.mkdtemp(prefix="sexpgpu-test-")
-    atexit.register(shutil.rmtree, os.environ["SEXPGPU_TEST_CACHE"], ignore_errors=True)
-os.environ["SEXPGPU_CACHE"] = os.environ["SEXPGPU_TEST_CACHE"]
+if "PYTEST_KERNEL_CACHE" not in os.environ:
+    os.environ["PYTEST_KERNEL_CACHE"] = tempfile.mkdtemp(prefix="sexpgpu-test-")
+    atexit.register(shutil.rmtree, os.environ["PYTEST_KERNEL_CACHE"], ignore_errors=True)
+os.environ["SEXPGPU_CACHE"] = os.environ["PYTEST_KERNEL_CACHE"]

@@ -99,6 +99,8 @@ class Training:
             self._say("failed", step)
             raise
         finally:
+            peak, planned = self.session.device.peak_bytes(), self.session.memory.planned
+            self.metrics.write({"kind": "annotation", "name": "memory-peak", "peak": peak, "planned": planned})
             self.metrics.close()
         self._say("done", step)
         return Outcome(self.folder.path, step, self.loss, dict(self.evaluations), self.writes)
