@@ -56,7 +56,9 @@ def sums(exchange: Exchange, counts: str, lanes: str = "16") -> None:
     found = summed(exchange, [int(count) for count in counts.split(",")], int(lanes))
     facts = {"count": exchange.count(exchange.world.rank + 1), "largest": exchange.agree(exchange.world.rank)}
     told = exchange.broadcast({"from": exchange.world.rank, "loss": float("nan")})
-    print(json.dumps({"world": vars(exchange.world), "threads": exchange.threads, **found, **facts, "told": told}))
+    report = {"world": vars(exchange.world), "threads": exchange.threads, **found, **facts, "told": told}
+    # One call, so that no other rank's line comes in between.
+    os.write(1, (json.dumps(report) + "\n").encode())
 
 
 def fail(exchange: Exchange, how: str, which: str) -> None:

@@ -23,8 +23,8 @@ import time
 GATHER_S = 0.1
 LAST_WORDS_S = 2.0
 END_S = 4.0
-# How a launcher ends ranks.
-KILLED = ("", " (SIGKILL)", " (SIGTERM)")
+# Causes of the deaths that a launcher brings, the most likely last; '' is unknown.
+KILLED = {"": 1, " (SIGKILL)": 2, " (SIGTERM)": 2}
 HERE, END, GO = b"h", b"e", b"g"
 # Ranks that have not come by then never will.
 ARRIVE_S = 120.0
@@ -77,11 +77,13 @@ class Guard:
     def bury(self, dead: list[Member]) -> None:
         """Speak of ranks that ended without a word, at once: the launcher ends the others now, and then nobody reads.
 
-        Of several at a time, those that were not killed came first, and the launcher killed the others.
+        Of several at a time, one came first and the launcher killed the others: it is one that was not killed, else one
+        that the launcher has asked about already, so that its cause is gone.
         """
         if dead and not self.failures:
             causes = {member: cause(member.pid) for member in dead}
-            first = [member for member in dead if causes[member] not in KILLED] or dead
+            suspicion = {member: KILLED.get(causes[member], 0) for member in dead}
+            first = [member for member in dead if suspicion[member] == min(suspicion.values())]
             self.fail(first[0], death(first, causes[first[0]], self.size, self.node))
             self.tell()
 
