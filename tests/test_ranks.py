@@ -181,6 +181,7 @@ import os, signal, sys, time
 from sexpgpu.dist.failure import Link
 link = Link(sys.argv[1], int(sys.argv[2]), os._exit)
 link.phase("step 7")
+os.write(1, b"here\\n")
 if sys.argv[3] == "stop":
     os.kill(os.getpid(), signal.SIGSTOP)
 while not link.ended.is_set():
@@ -193,9 +194,14 @@ time.sleep(60)
 
 def linked(address: str, rank: int, what: str) -> subprocess.Popen[str]:
     """A process that does as a rank does towards its guard."""
-    return subprocess.Popen(
-        [sys.executable, "-c", LINKED, address, str(rank), what], env=environment(), stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", LINKED, address, str(rank), what]
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_rank(process: subprocess.Popen[str]) -> None:
+    """Until the guard knows it."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
 
 
 @pytest.mark.timeout(60)
@@ -214,9 +220,10 @@ def test_a_rank_that_does_not_come_to_a_wait_is_ended_all_the_same() -> None:
     """Such as one in the middle of a long call: its own thread ends it when the guard says so."""
     address = start_guard(local_size=2, size=2, node="here")
     with linked(address, 0, "busy") as busy, linked(address, 1, "ready") as killed:
-        time.sleep(0.5)
+        wait_for_rank(busy)
+        wait_for_rank(killed)
         killed.kill()
-        assert busy.wait(8) == 1
+        assert busy.wait(15) == 1
 
 
 @pytest.mark.timeout(60)

@@ -27,7 +27,7 @@ END_S = 4.0
 KILLED = {"": 1, " (SIGKILL)": 2, " (SIGTERM)": 2}
 HERE, END, GO = b"h", b"e", b"g"
 # Ranks that have not come by then never will.
-ARRIVE_S = 120.0
+ARRIVE_S = 60.0
 
 
 class Member:
