@@ -9,6 +9,8 @@ from typing import Any
 
 from sexpgpu.device import Device, Lowering
 from sexpgpu.dist.exchange import Exchange, SingleRank
+from sexpgpu.dist.gradients import lanes_line
+from sexpgpu.dist.reduction import MOST_LANES
 from sexpgpu.errors import Error
 from sexpgpu.ir.graph import Graph
 from sexpgpu.passes.experiment import Experiment
@@ -178,6 +180,9 @@ def header(session: Session, source: str, digest: str) -> str:
         "parameters": f"{count:,} in {counted(len(experiment.parameters), 'tensor')}{trained}",
         "a step": f"{tokens:,} {unit} ({shape}), {counted(session.total_steps, 'step')}",
     }
+    lanes = lanes_line(session.microbatches, session.exchange.world.size, experiment.options.sum_lanes or MOST_LANES)
+    if lanes:
+        rows["lanes"] = lanes
     return "\n".join(f"{name:<12}{words}" for name, words in rows.items())
 
 
