@@ -70,9 +70,8 @@ def file_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--json", "as_json", is_flag=True, help="The result as one JSON object.")
 def run(as_json: bool, quiet: bool, explain_config: bool, name: str | None, **options: Any) -> None:
     """Train FILE; without one experiment.sexp here, else the built-in example."""
-    from sexpgpu.train.progress import Progress
-
     from sexpgpu.dist.world import launch_of
+    from sexpgpu.train.progress import Progress
 
     # Of the ranks of a launch only the first speaks.
     progress = Progress(quiet or launch_of(os.environ).rank > 0)
