@@ -183,6 +183,18 @@ class Graph:
             yield
 
 
+def live_nodes(graph: Graph) -> set[Node]:
+    """The nodes that an output needs."""
+    live: set[Node] = set()
+    pending = list(graph.outputs.values())
+    while pending:
+        node = pending.pop()
+        if node not in live:
+            live.add(node)
+            pending.extend(node.inputs)
+    return live
+
+
 def _note_origin(node: Node, origin: Origin) -> None:
     """Keeps a few distinct places; a node used by thousands of forms does not remember all of them."""
     if len(node.origins) < 8 and origin not in node.origins:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.ir.graph import Graph, Node, live_nodes
 from sexpgpu.ops.table import OPS
 
 # Reductions of more elements than this run over their last axis first, rows in parallel.
@@ -42,7 +42,7 @@ class _Inliner:
 
     def run(self) -> Flat:
         values: dict[Node, Any] = {}
-        live = _live(self.source)
+        live = live_nodes(self.source)
         for node in self.source.nodes:
             if node in live:
                 self.current = node
@@ -138,14 +138,3 @@ def _runs(axes: tuple[int, ...], rank: int) -> list[tuple[int, ...]]:
         else:
             runs.append([axis])
     return [tuple(run) for run in reversed(runs)]
-
-
-def _live(graph: Graph) -> set[Node]:
-    live: set[Node] = set()
-    pending = list(graph.outputs.values())
-    while pending:
-        node = pending.pop()
-        if node not in live:
-            live.add(node)
-            pending.extend(node.inputs)
-    return live

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.ir.graph import Graph, Node, live_nodes
 from sexpgpu.ir.rewrite import build, match, parse_rules
 from sexpgpu.ir.types import FLOATS
 from sexpgpu.ops.pointwise import PRIMITIVES, numpy_dtype
@@ -56,7 +56,7 @@ class _Simplifier:
 
     def run(self, graph: Graph) -> Graph:
         made = Graph(graph.name)
-        live = _live(graph)
+        live = live_nodes(graph)
         replace: dict[Node, Node] = {}
         for node in graph.nodes:
             # Inputs stay even where unread: a body's arguments are positional.
@@ -83,19 +83,8 @@ class _Simplifier:
         return self.bodies[id(body)][1]
 
 
-def _live(graph: Graph) -> set[Node]:
-    live: set[Node] = set()
-    pending = list(graph.outputs.values())
-    while pending:
-        node = pending.pop()
-        if node not in live:
-            live.add(node)
-            pending.extend(node.inputs)
-    return live
-
-
 def _without_dead(graph: Graph) -> Graph:
-    live = _live(graph)
+    live = live_nodes(graph)
     if len(live) == len(graph.nodes):
         return graph
     made = Graph(graph.name)
