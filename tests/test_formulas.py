@@ -12,7 +12,13 @@ import pytest
 from sexpgpu.ops.arithmetic import fma
 from sexpgpu.ops.formulas import FORMULAS, cast
 
+# A fixed state that every use begins anew: which test runs first must not choose the sample.
 RNG = np.random.default_rng(1)
+
+
+@pytest.fixture(autouse=True)
+def same_sample() -> None:
+    RNG.bit_generator.state = np.random.default_rng(1).bit_generator.state
 COUNT = 100_000
 inf, nan = math.inf, math.nan
 
@@ -56,7 +62,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], float]] = {
     "cos": (angles, np.cos, 1.6),
     "tanh": (lambda: np.concatenate([uniform(-10, 10), patterns()]), np.tanh, 1.95),
     "sigmoid": (lambda: uniform(-87, 100), lambda x: 1 / (1 + np.exp(-x)), 2.4),
-    "erf": (lambda: np.concatenate([uniform(-5, 5), patterns(10_000)]), erf, 1.0),
+    "erf": (lambda: np.concatenate([uniform(-5, 5), patterns(10_000)]), erf, 1.05),
 }
 
 

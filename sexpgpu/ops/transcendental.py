@@ -4,7 +4,7 @@
 They use no libm, so that LLVM vectorises them and a result depends on nothing but its operands. Largest errors in
 units in the last place, measured against float64 by tests/test_formulas.py:
 
-    exp 1.0   expm1 0.6   log 0.9   log1p 0.6   sqrt 0.5   rsqrt 1.5   sin, cos 1.6   tanh 1.9   sigmoid 2.4   erf 1.0
+    exp 1.0   expm1 0.6   log 0.9   log1p 0.6   sqrt 0.5   rsqrt 1.5   sin, cos 1.6   tanh 1.9   sigmoid 2.4   erf 1.02
     pow 0.6
 
 Sources: exp and log after Cephes (S. Moshier), erf after N. Juffa, the reduction of huge angles after Payne and Hanek.
