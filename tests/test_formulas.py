@@ -19,6 +19,8 @@ RNG = np.random.default_rng(1)
 @pytest.fixture(autouse=True)
 def same_sample() -> None:
     RNG.bit_generator.state = np.random.default_rng(1).bit_generator.state
+
+
 COUNT = 100_000
 inf, nan = math.inf, math.nan
 
