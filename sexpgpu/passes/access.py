@@ -37,7 +37,7 @@ class NotAffine(Exception):
         self.uneven = uneven
 
 
-class _NoDigits(Exception):
+class NoDigits(Exception):
     """An index that is no sum of whole digits over the other shape."""
 
 
@@ -85,12 +85,13 @@ def pull(view: Node, access: Access, sizes: list[int]) -> Access:
             for i, (index, n) in enumerate(zip(access, operand.shape, strict=True))
         )
     try:
-        return _reshape(operand.shape, view.shape, access, sizes)
-    except _NoDigits:
+        return reshaped(operand.shape, view.shape, access, sizes)
+    except NoDigits:
         raise NotAffine(view) from None
 
 
-def _reshape(source: tuple[int, ...], target: tuple[int, ...], access: Access, sizes: list[int]) -> Access:
+def reshaped(source: tuple[int, ...], target: tuple[int, ...], access: Access, sizes: list[int]) -> Access:
+    """The access of shape `source` that reads the same element as `access` does of shape `target`."""
     made: list[Index] = [ZERO] * len(source)
     i = j = 0
     while i < len(source) or j < len(target):
@@ -131,7 +132,7 @@ def _group(
         later: list[tuple[int, int]] = []
         for loop, c in rest:
             if c < 0 or c % stride:
-                raise _NoDigits
+                raise NoDigits
             if c % above == 0:
                 later.append((loop, c))
             elif c * (sizes[loop] - 1) < above:
@@ -139,10 +140,10 @@ def _group(
             else:
                 # The loop runs over this axis and the ones before it.
                 if above % c or sizes[loop] % (above // c):
-                    raise _NoDigits
+                    raise NoDigits
                 raise Refine(loop, above // c)
         begin = start // stride % size
         if begin + sum(c * (sizes[loop] - 1) for loop, c in mine) >= size:
-            raise _NoDigits
+            raise NoDigits
         made[first + k] = (begin, tuple(mine))
         rest, stride = later, above

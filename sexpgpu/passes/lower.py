@@ -1,10 +1,11 @@
 """Lowering of a flat graph: what would take a pass over memory of its own becomes part of another kernel.
 
-Each rule keeps the meaning; the last two change the order or the rounding of a float operation:
+Each rule keeps the meaning; the last three may change the order or the rounding of a float operation, or the sign of 0:
   a product with its free axes swapped   the product of its operands in the other order
   gather of a pointwise value            the pointwise value of what is gathered
   gather-add of one element a row to 0   a comparison with the element's number
   y + scatter-add of u to 0              scatter-add of u to y, in place
+  sums of neighbouring parts, padded with 0                                       their join
   exp(x), computed again for a backward pass that keeps p = exp(x) / Σ exp(x)     p · Σ exp(x)
 """
 
@@ -169,7 +170,45 @@ def _add(to: _Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
     for x, y in (inputs, inputs[::-1]):
         if x.op == "scatter_add" and x in to.single and _is_zero(x.inputs[0]) and y.op != "constant":
             return to.add(node, "scatter_add", y, x.inputs[1], x.inputs[2], **x.attributes)
-    return None
+    return _joined(to, node, *inputs)
+
+
+def _joined(to: _Lowerer, node: Node, x: Node, y: Node) -> Node | None:
+    """Neighbouring parts of zeros: joined, and padded by what is left."""
+    parts = [_padded_part(to, x), _padded_part(to, y)]
+    if parts[0] is None or parts[1] is None or parts[0][0] != parts[1][0]:
+        return None
+    axis, low, high = parts[0]
+    _, start, end = parts[1]
+    if high == start:
+        first, second, start, end = x, y, low, end
+    elif end == low:
+        first, second, start, end = y, x, start, high
+    else:
+        return None
+    pieces = [p for part in (first.inputs[0], second.inputs[0]) for p in _pieces(part, axis)]
+    whole = to.add(node, "concat", *pieces, axis=axis)
+    size = node.shape[axis]
+    if (start, end) == (0, size):
+        return whole
+    none = (0,) * len(node.shape)
+    before, after = (tuple(n if i == axis else 0 for i in range(len(none))) for n in (start, size - end))
+    made = to.add(node, "pad", whole, low=before, high=after, interior=none, value=0)
+    to.single.add(made)
+    return made
+
+
+def _pieces(x: Node, axis: int) -> tuple[Node, ...]:
+    return x.inputs if x.op == "concat" and x.attributes["axis"] == axis else (x,)
+
+
+def _padded_part(to: _Lowerer, x: Node) -> tuple[int, int, int] | None:
+    """The axis, begin and end of what a pad with zeros pads along one axis."""
+    if x.op != "pad" or x.attributes["value"] != 0 or any(x.attributes["interior"]) or x not in to.single:
+        return None
+    low, high = x.attributes["low"], x.attributes["high"]
+    axes = [i for i in range(len(low)) if low[i] or high[i]]
+    return (axes[0], low[axes[0]], x.shape[axes[0]] - high[axes[0]]) if len(axes) == 1 else None
 
 
 def _permute(to: _Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:

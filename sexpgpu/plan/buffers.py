@@ -25,6 +25,8 @@ class Buffers:
         self.keep_values = keep_values
         self.storage: dict[Node, Storage] = {}
         self.claimed: dict[Node, str] = {}
+        # Values whose memory is given before they are made.
+        self.placed: dict[Node, Storage] = {}
         self.names: list[str] = ["runtime:hosts", "runtime:random", "runtime:flags"]
         self.externals: dict[str, TensorType] = {}
         self.lives: dict[int, Life] = {}
@@ -85,6 +87,8 @@ class Buffers:
 
     def result(self, node: Node, strides: tuple[int, ...] | None = None) -> Storage:
         """The storage of a value that a launch is about to write."""
+        if node in self.placed:
+            return self.placed[node]
         if node in self.claimed:
             return self.named(self.claimed[node], node)
         return self.arena(node.op, node, strides)

@@ -14,6 +14,7 @@ from sexpgpu.passes.lower import lower
 from sexpgpu.plan.buffers import Buffers
 from sexpgpu.plan.heavy import Heavy
 from sexpgpu.plan.kernel import Launch, Plan
+from sexpgpu.plan.layout import Layouts, base_through
 from sexpgpu.plan.trace import Axes, Root, Storage, Trace, generate
 
 # Outputs that are buffers of the model, written where they are.
@@ -48,6 +49,11 @@ class _Builder:
         self.launches: list[Launch] = []
         self.aliases = aliases
         self.pending_copies: list[tuple[Node, Storage]] = []
+        self.readers: dict[Node, list[Node]] = {}
+        for node in self.graph.nodes:
+            for operand in node.inputs:
+                self.readers.setdefault(operand, []).append(node)
+        self.layouts = Layouts(fusion, self.readers, self.buffers)
         self.heavy = Heavy(self)
 
     def run(self) -> Plan:
@@ -57,6 +63,10 @@ class _Builder:
             elif given.op == "host":
                 self.buffers.host(given)
         self._claim_externals()
+        if not self.buffers.keep_values:
+            for node in self.graph.nodes:
+                if node.op == "concat":
+                    self.layouts.place_parts(node)
         items: list[tuple[Moment, Cluster | Node]] = [(c.start, c) for c in self.fusion.clusters]
         items += [((n.index, n.index), n) for n in self.graph.nodes if n.op in HEAVY]
         for _, item in sorted(items, key=lambda item: item[0]):
@@ -74,34 +84,38 @@ class _Builder:
 
     def _claim_externals(self) -> None:
         """Outputs that may be written straight to their external buffers."""
-        readers: dict[Node, list[Node]] = {}
-        for node in self.graph.nodes:
-            for operand in node.inputs:
-                readers.setdefault(operand, []).append(node)
         inputs = {self.buffers.external_name(n): n for n in self.graph.nodes if n.op == "input"}
         for name, target in self.aliases.items():
             made = self.graph.outputs.get(name)
             if made is None or made in self.buffers.claimed or made.op in ("input", "host") or made.op in LEAVES:
                 continue
             old = inputs.get(target)
-            if base_of(made) is made and (old is None or self._last_reader(old, made, readers)):
+            if old is None:
+                self._claim_under(made, target)
+            if base_of(made) is made and (old is None or self._last_reader(old, made)):
                 self.buffers.claim(made, target)
-                while old is None and made.op == "scatter_add" and self._is_added_to(made, readers):
+                while old is None and made.op == "scatter_add" and self._is_added_to(made):
                     made = made.inputs[0]
                     self.buffers.claim(made, target)
 
-    def _is_added_to(self, node: Node, readers: Mapping[Node, list[Node]]) -> bool:
+    def _claim_under(self, made: Node, target: str) -> None:
+        """An output that is a view of a value which nothing else reads: the value is written so that the view is right."""
+        base, views = base_through(made, self.readers)
+        if views and base not in self.outputs:
+            self.layouts.place_under(base, views, self.buffers.named(target, made))
+
+    def _is_added_to(self, node: Node) -> bool:
         """Whether a scatter-add is the only reader of what it adds to, which then lies where its result will."""
         x = node.inputs[0]
         is_value = not (x.op in ("input", "host", "get") or x.op in LEAVES) and base_of(x) is x
-        return is_value and readers[x] == [node] and x not in self.outputs
+        return is_value and self.readers[x] == [node] and x not in self.outputs
 
-    def _last_reader(self, old: Node, new: Node, readers: Mapping[Node, list[Node]]) -> bool:
+    def _last_reader(self, old: Node, new: Node) -> bool:
         """Whether only the map that computes the new value reads the old one, each element at its own place."""
         cluster = self.fusion.owner.get(new)
         if cluster is None or cluster.kind != "map" or cluster.space != old.shape or old in self.outputs:
             return False
-        return all(self.fusion.owner.get(reader) is cluster for reader in readers.get(old, ()))
+        return all(self.fusion.owner.get(reader) is cluster for reader in self.readers.get(old, ()))
 
     def _output(self, name: str, node: Node) -> tuple[Node, Storage]:
         """Outputs are contiguous: a view, an input or a leaf is copied."""
@@ -109,7 +123,9 @@ class _Builder:
         storage = self.buffers.storage.get(node)
         if target is not None:
             external = self.buffers.named(target, node)
-            if storage is None or storage.place != external.place:
+            base, _ = base_through(node, self.readers)
+            written = self.buffers.placed.get(base, storage)
+            if written is None or written.place != external.place:
                 self.pending_copies.append((node, external))
             return node, external
         if storage is not None and node.op not in ("input", "host") and storage.strides == contiguous(node.shape):
@@ -121,6 +137,10 @@ class _Builder:
         return node, made
 
     # -- launches
+
+    def result(self, node: Node) -> Storage:
+        """The storage of a value that is about to be written, laid out for its readers."""
+        return self.buffers.result(node, None if self.buffers.keep_values else self.layouts.preferred(node))
 
     def add(self, launch: Launch) -> None:
         self.buffers.touch(launch, len(self.launches))
@@ -158,7 +178,7 @@ class _Builder:
 
     def _cluster(self, cluster: Cluster) -> None:
         roots = [node for node in cluster.nodes if node in self.fusion.stored]
-        made = [Root(node, self.buffers.result(node)) for node in roots]
+        made = [Root(node, self.result(node)) for node in roots]
         inside = set(cluster.nodes)
         rank = len(cluster.space)
         reduced: tuple[int, ...] = ()

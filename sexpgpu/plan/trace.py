@@ -7,7 +7,7 @@ different shapes give one program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -33,6 +33,14 @@ class Storage:
         """The place and the index into it of an access (its start is in the place)."""
         start, terms = joined(list(zip(access, self.strides, strict=True)))
         return Place(self.place.buffer, self.place.offset + start * self.item_bytes), (0, terms)
+
+
+def moved(storage: Storage, start: Mapping[int, int], steps: Sequence[int] | None = None) -> Storage:
+    """The part of a storage that begins at `start` (by axis) and takes every `steps`-th element."""
+    shift = sum(n * storage.strides[axis] for axis, n in start.items())
+    place = Place(storage.place.buffer, storage.place.offset + shift * storage.item_bytes)
+    strides = storage.strides if steps is None else tuple(s * k for s, k in zip(storage.strides, steps, strict=True))
+    return Storage(place, strides, storage.item_bytes)
 
 
 @dataclass
