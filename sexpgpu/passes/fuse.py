@@ -30,8 +30,8 @@ CHEAP_OPERATIONS, CHEAP_LOADS = 4, 1
 AGAIN_OPERATIONS, AGAIN_LOADS = 48, 5
 # A value a row may take more operations for a reader that has this many elements a row.
 LONG_ROW, ROW_OPERATIONS = 16, 12
-# Column reductions share a kernel where they read the same and stand this near.
-NEAR = 200
+# Kernels over one space that read the same value become one where they stand this near.
+NEAR = 100
 
 # When something runs: after the node of this number, as put there by a later node.
 Moment = tuple[int, int]
@@ -92,7 +92,9 @@ class _Fuser:
         self.owner: dict[Node, Cluster] = {}
         self.stored: set[Node] = set()
         self.readers: dict[Node, list[Node]] = {}
+        # The newest column cluster by space and axes, the newest map cluster by space.
         self.columns: dict[tuple[object, ...], Cluster] = {}
+        self.maps: dict[tuple[int, ...], Cluster] = {}
         # The number of the node that is being placed.
         self.current = 0
         self.outputs = set(graph.outputs.values())
@@ -149,6 +151,8 @@ class _Fuser:
             self._place_column(node)
             return
         cluster = None if self.keep_values else self._joinable(node)
+        if cluster is None and not row and not self.keep_values:
+            cluster = self._sibling(node)
         if cluster is not None:
             self._join(cluster, node)
             if row:
@@ -157,8 +161,22 @@ class _Fuser:
             self._new("row", node, node.inputs[0].shape, len(node.attributes["axes"]))
         else:
             self._new("map", node, node.shape, 0)
+            self.maps[node.shape] = self.owner[node]
         if not self.keep_values:
             self._merge_operands(node)
+
+    def _sibling(self, node: Node) -> Cluster | None:
+        """A map near by that reads a whole operand of this node from memory, and none of whose values the node needs."""
+        cluster = self.maps.get(node.shape)
+        if cluster is None or cluster.kind != "map" or len(cluster.nodes) >= MOST_NODES or not cluster.nodes:
+            return None
+        operands = [base_of(i) for i in node.inputs]
+        shared = [o for o in operands if o in cluster.reads and o.op not in LEAVES]
+        if not any(o.tensor.elements >= node.tensor.elements for o in shared):
+            return None
+        if node.index - cluster.nodes[0].index > NEAR or any(self.owner.get(o) is cluster for o in operands):
+            return None
+        return cluster if self._may_hold(cluster, node, operands) else None
 
     def _merge_operands(self, node: Node) -> None:
         """A node with operands of two clusters over the same space may make them one."""
@@ -253,20 +271,24 @@ class _Fuser:
         operands = [base_of(i) for i in node.inputs]
         owners = {id(c): c for c in map(self.owner.get, operands) if c is not None}
         for cluster in sorted(owners.values(), key=lambda c: c.start, reverse=True):
-            if cluster.kind == "column" or len(cluster.nodes) >= MOST_NODES:
+            if cluster.kind == "column" or len(cluster.nodes) >= MOST_NODES or not self._fits(node, cluster):
                 continue
-            if cluster.start[0] <= self.boundary < node.index or self._reads_much(cluster.reads.union(operands), cluster):
-                continue
-            needed = max((self._begins(o) for o in operands if self.owner.get(o) is not cluster), default=BEFORE)
-            if not self._fits(node, cluster):
-                continue
-            if needed < cluster.start:
-                return cluster
-            until = (needed[0], node.index)
-            if self._can_wait(cluster, until):
-                cluster.start = until
+            if self._may_hold(cluster, node, operands):
                 return cluster
         return None
+
+    def _may_hold(self, cluster: Cluster, node: Node, operands: list[Node]) -> bool:
+        """Whether a node's operands are there when the cluster runs; the cluster is made to wait where it can."""
+        if cluster.start[0] <= self.boundary < node.index or self._reads_much(cluster.reads.union(operands), cluster):
+            return False
+        needed = max((self._begins(o) for o in operands if self.owner.get(o) is not cluster), default=BEFORE)
+        if needed < cluster.start:
+            return True
+        until = (needed[0], node.index)
+        if not self._can_wait(cluster, until):
+            return False
+        cluster.start = until
+        return True
 
     def _fits(self, node: Node, cluster: Cluster) -> bool:
         """Whether the node reads the cluster's values each at its own place."""

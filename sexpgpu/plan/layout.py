@@ -76,14 +76,15 @@ class Layouts:
         return True
 
     def _possible(self, node: Node, strides: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        """The strides where a kernel can write them: a map can write any, a product those of a matrix."""
+        """The strides where a kernel can write them: row-major ones every kernel, a map any, a product those of a matrix."""
         if strides is None or node in self.buffers.claimed:
             return None
         if node.op == "contract":
             return strides if fits_product(node, strides) else None
         owner = self.fusion.owner.get(node)
-        is_map = owner is not None and owner.kind == "map" and node in self.fusion.stored
-        return strides if is_map or node.op == "concat" else None
+        if owner is not None and node in self.fusion.stored:
+            return strides if owner.kind == "map" or strides == contiguous(node.shape) else None
+        return strides if node.op == "concat" else None
 
 
 def _are_same_views(nodes: Sequence[Node]) -> bool:
