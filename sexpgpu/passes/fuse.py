@@ -1,82 +1,25 @@
-"""Which primitives run in one kernel: the clusters of a flat graph, and which values go through memory.
+"""Which primitives run in one kernel: the clusters of a flat graph.
 
 A cluster is a set of pointwise operations and reductions over one space of elements: a map (no reduction), rows (its
 reductions are over the last axes) or column reductions. Nodes join in order: a node joins the cluster of an operand
 when every other operand is there before that cluster begins, or the cluster can wait for it because nothing that was
 placed yet reads the cluster's values. So clusters in the order of their starts are a valid order of execution.
-
-A value read outside its cluster goes through memory, unless computing it again is cheap or it would be kept from the
-forward to the backward pass.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import prod
 from typing import Literal
 
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ops.table import OPS
 from sexpgpu.passes.access import VIEWS, ZERO, Access, Index, NotAffine, Refine, pull
+from sexpgpu.passes.clusters import BEFORE, LEAVES, Cluster, Fusion, Moment, base_of, is_pointwise, is_reduction
+from sexpgpu.passes.stored import Storing
 
-LEAVES = frozenset(("constant", "iota", "random"))
-EXPENSIVE = frozenset("exp expm1 log log1p sin cos tanh sigmoid erf pow random".split())
-# Operations that only another kernel of their own computes; their operands are in memory.
-HEAVY = frozenset("contract take scatter_add gather gather_add argsort cumsum concat pad".split())
 MOST_NODES = 120
 MOST_READS = 24
-# What may be computed again for one more reader: in the same pass, and in the backward pass.
-CHEAP_OPERATIONS, CHEAP_LOADS = 4, 1
-AGAIN_OPERATIONS, AGAIN_LOADS = 48, 5
-# A value a row may take more operations for a reader that has this many elements a row.
-LONG_ROW, ROW_OPERATIONS = 16, 12
 # Kernels over one space that read the same value become one where they stand this near.
 NEAR = 100
-
-# When something runs: after the node of this number, as put there by a later node.
-Moment = tuple[int, int]
-BEFORE: Moment = (-1, -1)
-
-
-@dataclass(eq=False)
-class Cluster:
-    """`space` is the shape of its elements; in rows, `reduced` of its last axes are the row. `start` orders clusters."""
-
-    kind: Literal["map", "row", "column"]
-    start: Moment
-    space: tuple[int, ...]
-    reduced: int = 0
-    nodes: list[Node] = field(default_factory=list)
-    reads: set[Node] = field(default_factory=set)
-
-    @property
-    def row_space(self) -> tuple[int, ...]:
-        return self.space[: len(self.space) - self.reduced]
-
-
-@dataclass
-class Fusion:
-    """`owner` gives the cluster of a node (by number); `stored` are the nodes whose values go through memory."""
-
-    graph: Graph
-    clusters: list[Cluster]
-    owner: dict[Node, Cluster]
-    stored: set[Node]
-
-
-def base_of(node: Node) -> Node:
-    """The node under a chain of views."""
-    while node.op in VIEWS:
-        node = node.inputs[0]
-    return node
-
-
-def is_pointwise(node: Node) -> bool:
-    return OPS[node.op].kind == "pointwise" and node.op not in LEAVES
-
-
-def is_reduction(node: Node) -> bool:
-    return OPS[node.op].kind == "reduce"
 
 
 def fuse(graph: Graph, *, keep_values: bool = False) -> Fusion:
@@ -111,7 +54,8 @@ class _Fuser:
         for node in self.graph.nodes:
             if is_pointwise(node) or is_reduction(node):
                 self._place(node)
-        self._store()
+        storing = Storing(self.graph, self.owner, self.boundary, self.keep_values, self._alone)
+        self.stored = storing.run()
         self._prune()
         return Fusion(self.graph, self.clusters, self.owner, self.stored)
 
@@ -234,6 +178,9 @@ class _Fuser:
             return False
         return sum(n.op not in LEAVES and self.owner.get(n) not in inside for n in reads) > MOST_READS
 
+    def _alone(self, node: Node) -> None:
+        self._new("map", node, node.shape, 0)
+
     def _join(self, cluster: Cluster, node: Node) -> None:
         cluster.nodes.append(node)
         cluster.reads.update(map(base_of, node.inputs))
@@ -324,99 +271,6 @@ class _Fuser:
             return len(space) == len(cluster.space) and access == _identity(base.shape)
         kept = len(cluster.row_space)
         return self._is_row(base.shape, cluster) and access[:kept] == _identity(cluster.row_space)
-
-    # -- values through memory
-
-    def _store(self) -> None:
-        for node in self.graph.outputs.values():
-            self._demand_stored(base_of(node))
-        later: list[tuple[Node, Node]] = []
-        for node in self.graph.nodes:
-            if node.op in HEAVY:
-                for operand in node.inputs:
-                    self._demand_stored(base_of(operand))
-            elif node in self.owner or is_pointwise(node):
-                self._demands(node, later)
-        for reader, value in later:
-            self._demand(reader, value, later)
-
-    def _demands(self, node: Node, later: list[tuple[Node, Node]]) -> None:
-        """What a node's kernel reads from elsewhere. Values of the forward pass that the backward pass reads come last:
-        by then it is known which of them are in memory anyway."""
-        if node not in self.owner:
-            return
-        for operand in node.inputs:
-            value = base_of(operand)
-            if self.owner.get(value) is self.owner[node]:
-                continue
-            if value.index <= self.boundary < node.index:
-                later.append((node, value))
-            else:
-                self._demand(node, value, later)
-
-    def _demand(self, reader: Node, value: Node, later: list[tuple[Node, Node]]) -> None:
-        if value in self.stored or not (is_pointwise(value) or is_reduction(value)):
-            return
-        again = value.index <= self.boundary < reader.index
-        if value not in self.owner:
-            # Computed where it is read: what it reads is read there.
-            for operand in value.inputs:
-                self._demand(reader, base_of(operand), later)
-            return
-        operations, loads = (AGAIN_OPERATIONS, AGAIN_LOADS) if again else (CHEAP_OPERATIONS, CHEAP_LOADS)
-        if prod(self._space(reader)) >= LONG_ROW * value.tensor.elements:
-            operations = max(operations, ROW_OPERATIONS)
-        from_memory = None
-        if not self.keep_values and not is_reduction(value):
-            from_memory = self._cheap(value, operations, loads, again)
-        if from_memory is None:
-            self._demand_stored(value)
-        else:
-            for node in from_memory:
-                self._demand_stored(node)
-
-    def _space(self, reader: Node) -> tuple[int, ...]:
-        owner = self.owner.get(reader)
-        return reader.shape if owner is None else owner.space
-
-    def _cheap(self, value: Node, operations: int, loads: int, again: bool) -> list[Node] | None:
-        """What has to be in memory for a value to be computed again, or None where that takes too much."""
-        home = self.owner.get(value)
-        from_memory: list[Node] = []
-        seen: set[Node] = set()
-        read: set[Node] = set()
-        pending = [value]
-        while pending:
-            node = pending.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if node in self.stored or not is_pointwise(node):
-                if is_reduction(node) and node not in self.stored:
-                    # Another cluster's reduction will be in memory: this value's cluster reads it.
-                    if self.owner.get(node) is home:
-                        return None
-                    from_memory.append(node)
-                if node.op not in LEAVES and node.tensor.elements >= value.tensor.elements > 1:
-                    read.add(node)
-                continue
-            if node.op in EXPENSIVE and not again:
-                return None
-            operations -= 1
-            pending.extend(map(base_of, node.inputs))
-            if operations < 0 or len(read) > loads:
-                return None
-        return from_memory if len(read) <= loads else None
-
-    def _demand_stored(self, value: Node) -> None:
-        if value in self.stored or not (is_pointwise(value) or is_reduction(value)):
-            return
-        if value not in self.owner:
-            self._new("map", value, value.shape, 0)
-            self.stored.add(value)
-            self._demands(value, [])
-            return
-        self.stored.add(value)
 
     def _prune(self) -> None:
         """Leaves out clusters that store nothing: all their values are computed where they are read."""

@@ -8,7 +8,8 @@ from typing import Literal
 
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.passes.access import NotAffine, contiguous
-from sexpgpu.passes.fuse import HEAVY, LEAVES, Cluster, Fusion, Moment, base_of, fuse
+from sexpgpu.passes.clusters import HEAVY, LEAVES, Cluster, Fusion, Moment, base_of
+from sexpgpu.passes.fuse import fuse
 from sexpgpu.passes.inline import inline
 from sexpgpu.passes.lower import lower
 from sexpgpu.plan.buffers import Buffers

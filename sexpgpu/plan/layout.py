@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from sexpgpu.ir.graph import Node
 from sexpgpu.passes.access import Access, NoDigits, Refine, contiguous, joined, reshaped
-from sexpgpu.passes.fuse import Fusion, base_of
+from sexpgpu.passes.clusters import Fusion, base_of
 from sexpgpu.plan.buffers import Buffers
 from sexpgpu.plan.products import fits_product
 from sexpgpu.plan.trace import Storage, moved

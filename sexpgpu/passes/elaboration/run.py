@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sexpgpu.errors import Error
+from sexpgpu.errors import Error, nearest
 from sexpgpu.passes.elaboration.graphs import training_short
 from sexpgpu.passes.elaboration.loaders import Loaders
 from sexpgpu.passes.elaboration.options import NEEDED_KEYS, PRECISIONS, Options
@@ -47,9 +47,24 @@ def run_options(reader: Options, loaders: Loaders, steps: int | None) -> RunOpti
         sum_lanes=reader.read("sum-lanes", reader.count("sum-lanes", 1), None),
         seed=reader.read("seed", reader.count("seed", 0), 0),
     )
+    reader.guarded(lambda: _refuse_unrecorded(reader, made), None)
     header = loaders.header(data) if data is not None else None
     for key in ("loss", "optimizer"):
         reader.guarded(lambda k=key: reader.need(k), None)  # type: ignore[misc]
     if header is None:
         return None
     return replace(made, short=training_short(made, header, loaders.spec(data or "")))
+
+
+def _refuse_unrecorded(reader: Options, made: RunOptions) -> None:
+    """`:best` and `:stop` look at what an evaluation writes: a misspelt record would never choose, never stop."""
+    written = [f"{e.loader}/{name}" for e in made.evaluations for name in ("loss", *(m.name for m in e.metrics))]
+    wanted = {
+        "checkpoint": made.checkpoint.best[0] if made.checkpoint and made.checkpoint.best else None,
+        "stop": made.stop.record if made.stop else None,
+    }
+    for key, record in wanted.items():
+        if record is not None and record not in written:
+            close = nearest(record, written)
+            notes = [f"did you mean {close}?" if close else f":eval writes: {', '.join(written) or 'nothing'}"]
+            reader.machine.report(Error("E-NAME-001", f"no evaluation writes {record}", reader.keys[key].span, notes=notes))

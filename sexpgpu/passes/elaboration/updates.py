@@ -22,7 +22,7 @@ GRADIENT_SCALE = ("runtime", "gradient-scale")
 
 def glob(pattern: str) -> re.Pattern[str]:
     """`*` matches any characters, dots included."""
-    return re.compile(".*".join([re.escape(part) for part in pattern.split("*")]) + r"\Z")
+    return re.compile(".*".join([re.escape(part) for part in pattern.split("*")]) + r"\Z", re.DOTALL)
 
 
 # Which optimizer has which parameters: (pattern, optimizer) in order, the last pattern matching all.
