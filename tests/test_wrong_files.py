@@ -27,6 +27,12 @@ WRONG: dict[str, tuple[str, list[tuple[str, int, int]]]] = {
     "a parameter that the loss does not reach": (
         run_of("(mean x)", rest=":steps 1\n  :predict (linear x 3)"), [("E-NAME-007", 4, 12)],
     ),
+    "a best record that no evaluation writes": (
+        run_of("x", rest=":steps 1 :eval (every 1 d)\n  :checkpoint (every 1 :best d/los min)"), [("E-NAME-001", 4, 15)],
+    ),
+    "a stop without the evaluation it waits for": (
+        run_of("x", rest=":steps 1\n  :stop (patience 1 v/loss)"), [("E-NAME-001", 4, 9)],
+    ),
     "no initializer": (run_of('\n  (mean (param "w" [3] normal))'), [("E-NAME-008", 4, 9)]),
     "hyper without a value": (f"{LOADER}\n(defhyper w)\n{RUN}", [("E-SYN-001", 2, 1)]),
     "hyper with two values": (f"{LOADER}\n(defhyper w 1 2)\n{RUN}", [("E-SYN-001", 2, 15)]),
@@ -190,3 +196,7 @@ def test_a_thousand_nested_calls_are_allowed() -> None:
 def test_forms_nested_nearly_a_thousand_deep_are_elaborated() -> None:
     deep = "(+ 1 " * 990 + "1" + ")" * 990
     elaborated(run_of(f"(mean (* x {deep}))"))
+
+
+def test_a_parameter_may_have_a_line_end_in_its_name() -> None:
+    assert [p.name for p in elaborated(run_of('(* x (param "a\\nb" [64] ones))')).parameters] == ["a\nb"]

@@ -28,6 +28,7 @@ from sexpgpu.train.folder import RunFolder, create_run_folder, writing
 from sexpgpu.train.identity import NUMERICS_VERSION, experiment_hash, graph_text, training_hash
 from sexpgpu.train.loader import header as read_header
 from sexpgpu.train.loop import Outcome, Training
+from sexpgpu.train.metrics import not_written
 from sexpgpu.train.model import initial_parameters
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.resume import Resumed
@@ -157,7 +158,10 @@ def train(
             progress.log_to(folder.log)
         if resumed is None:
             if exchange.world.first:
-                _describe(folder, request, program, settings, text)
+                try:
+                    _describe(folder, request, program, settings, text)
+                except OSError as problem:
+                    raise not_written(folder.path, problem) from problem
             session.model.start(initial_parameters(experiment, settings.seed, settings.threads))
         else:
             # An earlier request to stop was heard; this launch is the answer to it.

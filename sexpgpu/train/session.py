@@ -86,20 +86,26 @@ def prepare(
         spec, graphs.training, settings.seed, settings.cache, options.microbatches, options.global_batch, whole_epochs
     )
     total = total_steps(experiment, settings, feed)
+    # Before anything is allocated: what the parameters and states alone need.
+    refuse_beyond_memory(parameter_count(experiment) * 4 + sum(prod(s.shape) for s in experiment.states) * 4, device)
     model = Model(device, experiment)
     step = Step(device, experiment, graphs, model, feed, settings.seed, total, exchange)
     evaluators = tuple(_evaluators(experiment, settings, device, model, exchange))
     lowerings = {"train": step.training.lowering, "update": step.update.lowering}
     lowerings |= {e.evaluation.loader: e.executable.lowering for e in evaluators}
     memory = memory_plan(model, step, evaluators, lowerings)
-    if memory.planned > device.free_bytes():
-        message = f"the run needs {size_words(memory.planned)}, {size_words(device.free_bytes())} are free"
-        raise Error("E-MEM-001", message, notes=["a smaller :batch, or a smaller model"])
+    refuse_beyond_memory(memory.planned, device)
     microbatches = feed.microbatches(1)
     tokens = spec.seq or 1
     return Session(
         experiment, settings, device, model, step, evaluators, total, tokens, microbatches, lowerings, memory, exchange
     )  # fmt: skip
+
+
+def refuse_beyond_memory(needed: int, device: Device) -> None:
+    if needed > device.free_bytes():
+        message = f"the run needs {size_words(needed)}, {size_words(device.free_bytes())} are free"
+        raise Error("E-MEM-001", message, notes=["a smaller :batch, or a smaller model"])
 
 
 def refuse_indivisible(experiment: Experiment, ranks: int) -> None:
