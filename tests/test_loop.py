@@ -23,7 +23,7 @@ from sexpgpu.settings import Settings, Sources, resolve
 from sexpgpu.source import Source, Span
 from sexpgpu.train.checkpoint import found, load
 from sexpgpu.train.folder import create_run_folder
-from sexpgpu.train.loop import Outcome, Training
+from sexpgpu.train.loop import Best, Outcome, Patience, Training
 from sexpgpu.train.metrics import read_metrics
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.session import Session, lowering_report, memory_line, prepare
@@ -271,6 +271,21 @@ def test_patience_ends_a_run_that_no_longer_improves(tmp_path: Path) -> None:
     status = read_status(path / "status.json")
     assert status is not None
     assert status.state == "done"
+
+
+def test_the_end_by_patience_is_said_in_words() -> None:
+    patience = Patience(Stop(2, "held-out/loss"))
+    for loss in (1.0, 1.0, 1.5):
+        patience.see({"held-out/loss": loss})
+    assert patience.reached
+    assert patience.words(7) == "ends after step 7: held-out/loss has not fallen in 2 evaluations (:stop)"
+
+
+def test_a_nan_is_never_the_best() -> None:
+    best = Best(Checkpoint(1, best=("held-out/loss", "min")))
+    for step, loss in enumerate((float("nan"), 2.0, float("nan")), start=1):
+        best.see({"held-out/loss": loss}, step)
+    assert best.step == 2
 
 
 class StopAtStep(Progress):

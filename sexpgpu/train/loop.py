@@ -86,6 +86,7 @@ class Training:
                 self._say("running", step - 1)
                 self._step(step)
                 if self.stopper.reached:
+                    self.progress.line(self.stopper.words(step))
                     break
                 self._stop_if_asked(step)
             self._save(step)
@@ -255,6 +256,10 @@ class Patience:
         self.waited = 0 if value < self.lowest else self.waited + 1
         self.lowest = min(self.lowest, value)
 
+    def words(self, step: int) -> str:
+        assert self.stop is not None
+        return f"ends after step {step}: {self.stop.record} has not fallen in {self.waited} evaluations (:stop)"
+
 
 class Best:
     """`:best held-out/loss min`: the step whose checkpoint is kept beside the newest."""
@@ -276,6 +281,8 @@ class Best:
         if self.rule is None or self.rule[0] not in found or step % self.every:
             return
         value = found[self.rule[0]]
+        if math.isnan(value):
+            return
         better = self.value is None or (value < self.value if self.rule[1] == "min" else value > self.value)
         if better:
             self.value, self.step = value, step
