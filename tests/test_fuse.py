@@ -178,3 +178,87 @@ def test_layers_share_their_programs() -> None:
         graph = simplify(differentiate(graph, {"loss": ("number", 1.0)}, {"w": w}))
         counts.append(len({repr(x.program) for x in plan(graph).launches if isinstance(x, Generated)}))
     assert counts[1] <= counts[0] + 2
+
+
+def cut(x: Node, start: int, limit: int) -> Node:
+    """Part of the last axis."""
+    rank = len(x.shape)
+    starts, limits = ((0,) * (rank - 1) + (start,), (*x.shape[:-1], limit))
+    return x.graph.add("slice", (x,), {"starts": starts, "limits": limits, "steps": (1,) * rank})
+
+
+def test_the_operands_of_a_join_are_written_where_they_belong() -> None:
+    graph = Graph("join")
+    x = field(graph, "x", np.zeros((5, 8)))
+    low, high = cut(x, 0, 4), cut(x, 4, 8)
+    graph.outputs["y"] = graph.add("concat", (low * high, graph.add("tanh", (low + high,))), {"axis": 1})
+    made = check(graph, {"x": RNG.normal(size=(5, 8))})
+    assert kinds(made) == ["map"]
+    assert len(made.launches[0].stores) == 2  # type: ignore[union-attr]
+
+
+def test_the_gradients_of_parts_are_joined_without_zeros() -> None:
+    graph = Graph("parts")
+    x, w = field(graph, "x", np.zeros((6, 9))), field(graph, "w", np.zeros((9, 9)))
+    whole = graph.add("contract", (x, w), {"batch": ((), ()), "contracted": ((1,), (0,))})
+    a, b, c = (cut(whole, k, k + 3) for k in (0, 3, 6))
+    graph.outputs["loss"] = graph.add("sum", (graph.add("tanh", (a,)) * b + c * c,), {"axes": (0, 1)})
+    graph = simplify(differentiate(graph, {"loss": ("number", 1.0)}, {"w": w}))
+    made = check(graph, {"x": RNG.normal(size=(6, 9)), "w": RNG.normal(size=(9, 9))})
+    fills = [x for x in made.launches if isinstance(x, Generated) and not x.loads]
+    assert fills == []
+    (gradient,) = (x for x in made.launches if isinstance(x, Product) and (x.m, x.k, x.n) == (9, 6, 9))
+    assert gradient.b.row == 9
+
+
+def test_heads_that_share_keys_need_no_copy() -> None:
+    graph = Graph("grouped")
+    b, g, h, t, d = 2, 3, 2, 16, 8
+    q, k, v = (field(graph, n, np.zeros((b, t, heads * d))) for n, heads in (("q", g * h), ("k", g), ("v", g)))
+    w = field(graph, "w", np.zeros((g * h * d, 7)))
+
+    def split(x: Node, *heads: int) -> Node:
+        parts = graph.add("reshape", (x,), {"shape": (b, t, *heads, d)})
+        order = (0, *range(2, 2 + len(heads)), 1, 2 + len(heads))
+        return graph.add("permute", (parts,), {"axes": order})
+
+    shared = ((0, 1), (0, 1))
+    scores = graph.add("contract", (split(q, g, h), split(k, g)), {"batch": shared, "contracted": ((4,), (3,))})
+    mixed = graph.add("contract", (softmax(scores), split(v, g)), {"batch": shared, "contracted": ((4,), (2,))})
+    merged = graph.add("reshape", (graph.add("permute", (mixed,), {"axes": (0, 3, 1, 2, 4)}),), {"shape": (b, t, g * h * d)})
+    graph.outputs["y"] = graph.add("contract", (merged, w), {"batch": ((), ()), "contracted": ((2,), (0,))})
+    values = {n: RNG.normal(size=(b, t, heads * d)) for n, heads in (("q", g * h), ("k", g), ("v", g))}
+    made = check(graph, values | {"w": RNG.normal(size=(g * h * d, 7))})
+    assert kinds(made) == ["Product", "row", "Product", "Product"]
+
+
+def test_a_copied_operand_is_copied_once() -> None:
+    graph = Graph("copied")
+    x, w = field(graph, "x", np.zeros((12, 10))), field(graph, "w", np.zeros((5, 4)))
+    strided = graph.add("slice", (x,), {"starts": (0, 0), "limits": (12, 10), "steps": (2, 2)})
+    pairs = {"batch": ((), ()), "contracted": ((1,), (0,))}
+    first = graph.add("contract", (strided, w), pairs)
+    graph.outputs["y"] = first
+    graph.outputs["z"] = graph.add("contract", (strided, graph.add("tanh", (w,))), pairs)
+    made = check(graph, {"x": RNG.normal(size=(12, 10)), "w": RNG.normal(size=(5, 4))})
+    assert sorted(kinds(made)) == ["Product", "Product", "map", "map"]
+
+
+def test_a_product_is_written_through_the_view_that_is_the_output() -> None:
+    graph = Graph("view")
+    x, w = field(graph, "x", np.zeros((6, 8))), field(graph, "w", np.zeros((8, 12)))
+    product = graph.add("contract", (x, w), {"batch": ((), ()), "contracted": ((1,), (0,))})
+    graph.outputs["gradient:p"] = graph.add("reshape", (product,), {"shape": (2, 3, 12)})
+    values = {"x": RNG.normal(size=(6, 8)), "w": RNG.normal(size=(8, 12))}
+    check(graph, values)
+    made = plan(graph, aliases={"gradient:p": "gradient:p"})
+    assert kinds(made) == ["Product"]
+
+
+def test_maps_over_the_same_value_share_a_kernel() -> None:
+    graph = Graph("gates")
+    x, y = field(graph, "x", np.zeros((4, 50))), field(graph, "y", np.zeros((4, 50)))
+    graph.outputs["a"] = x * graph.add("sigmoid", (y,))
+    graph.outputs["b"] = graph.add("tanh", (x,)) + y
+    made = check(graph, {"x": RNG.normal(size=(4, 50)), "y": RNG.normal(size=(4, 50))})
+    assert kinds(made) == ["map"]

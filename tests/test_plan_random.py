@@ -13,7 +13,7 @@ from test_plan import external, no_overlap
 from sexpgpu.ir.evaluate import evaluate_graph
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.passes.simplify import simplify
-from sexpgpu.plan.build import plan
+from sexpgpu.plan.build import bound_outputs, plan
 from sexpgpu.randomness import key_of, uniform_f32, words_of
 
 # Ties of float32 that are none in float64 move gradients of max by their whole value: such graphs are passed over.
@@ -28,7 +28,7 @@ def draw(node: Node) -> np.ndarray:
 def agrees(graph: Graph, seed: int, keep_values: bool) -> None:
     values = values_of(graph, seed)
     wide, narrow = (evaluate_graph(graph, values, wide=w, draw=draw) for w in (True, False))
-    made = plan(graph, keep_values=keep_values)
+    made = plan(graph, aliases=bound_outputs(graph), keep_values=keep_values)
     no_overlap(made)
     for name, value in run_plan(made, external(graph, values)).items():
         assert value.shape == wide[name].shape

@@ -12,7 +12,7 @@ from sexpgpu.ir.graph import Node
 from sexpgpu.passes.access import Access, NoDigits, Refine, contiguous, joined, reshaped
 from sexpgpu.passes.clusters import Fusion, base_of
 from sexpgpu.plan.buffers import Buffers
-from sexpgpu.plan.products import fits_product
+from sexpgpu.plan.products import fits_product, join
 from sexpgpu.plan.trace import Storage, moved
 
 Readers = Mapping[Node, Sequence[Node]]
@@ -96,19 +96,33 @@ def _are_same_views(nodes: Sequence[Node]) -> bool:
 
 def strides_under(node: Node, views: Sequence[Node], strides: Sequence[int]) -> tuple[int, ...] | None:
     """The strides of a node under reshapes and permutations of it, given those of the last; None where it has none."""
-    sizes = list(node.shape)
-    access: Access = tuple((0, ((axis, 1),) if n > 1 else ()) for axis, n in enumerate(node.shape))
-    for view in views:
-        if view.op == "permute":
-            access = tuple(access[axis] for axis in view.attributes["axes"])
-            continue
-        try:
-            access = reshaped(view.shape, view.inputs[0].shape, access, sizes)
-        except (Refine, NoDigits):
+    found: tuple[int, ...] | None = tuple(strides)
+    for view in reversed(views):
+        if found is None:
             return None
-    _, terms = joined(list(zip(access, strides, strict=True)))
+        if view.op == "permute":
+            axes = view.attributes["axes"]
+            found = tuple(found[axes.index(k)] for k in range(len(axes)))
+        else:
+            found = _before_reshape(view.inputs[0].shape, view.shape, found)
+    if found is None:
+        return None
+    # An axis of size 1 steps as it would in row-major order, so that equal layouts have equal strides.
+    return tuple(a if n > 1 else b for n, a, b in zip(node.shape, found, contiguous(node.shape), strict=True))
+
+
+def _before_reshape(shape: tuple[int, ...], made: tuple[int, ...], strides: Sequence[int]) -> tuple[int, ...] | None:
+    access: Access = tuple((0, ((axis, 1),) if n > 1 else ()) for axis, n in enumerate(shape))
+    try:
+        _, terms = joined(list(zip(reshaped(made, shape, access, list(shape)), strides, strict=True)))
+    except Refine:
+        # An axis was cut: it steps evenly where its parts step as one.
+        loops = join([(n, s) for n, s in zip(made, strides, strict=True) if n > 1])
+        return tuple(s * loops[0][1] for s in contiguous(shape)) if len(loops) == 1 else None
+    except NoDigits:
+        return None
     steps = dict(terms)
-    return tuple(steps[k] if n > 1 else s for k, (n, s) in enumerate(zip(node.shape, contiguous(node.shape), strict=True)))
+    return tuple(steps.get(axis, 0) for axis in range(len(shape)))
 
 
 def base_through(node: Node, readers: Readers) -> tuple[Node, list[Node]]:
