@@ -5,12 +5,12 @@ Nothing of a data file but its header is read. Every problem of the file is foun
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from sexpgpu.errors import Diagnostics, Error
+from sexpgpu.ir.building import uncollected
 from sexpgpu.lang.program import Program
 from sexpgpu.passes.elaboration.compile import Compiler, Layout
 from sexpgpu.passes.elaboration.graphs import Graphs
@@ -33,7 +33,7 @@ def elaborate(program: Program, read_header: HeaderReader, *, steps: int | None 
     `read_header` says what a loader's files hold; `steps` wins over the run's :steps or :epochs.
     """
     elaboration = _Elaboration(program, read_header)
-    with _deep_recursion(), _no_collection():
+    with _deep_recursion(), uncollected():
         made = elaboration.run(steps)
     errors = elaboration.machine.errors
     if errors or made is None:
@@ -56,18 +56,6 @@ def _deep_recursion() -> Iterator[None]:
         yield
     finally:
         sys.setrecursionlimit(before)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Nodes live as long as their graph: looking for garbage among them would take longer than making them."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 class _Elaboration:

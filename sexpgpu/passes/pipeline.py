@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sexpgpu.ir.building import uncollected
 from sexpgpu.ir.graph import Graph
 from sexpgpu.passes.differentiate import differentiate
 from sexpgpu.passes.experiment import Experiment
@@ -11,6 +12,7 @@ from sexpgpu.passes.simplify import simplify
 LOSS_SCALE = ("runtime", "loss-scale")
 
 
+@uncollected()
 def training_graph(experiment: Experiment) -> Graph:
     """Loss, weight and `gradient:NAME` of every trainable parameter, of one microbatch."""
     parameters = {node.attributes["name"]: node for node in experiment.training.inputs if node.attributes["kind"] == "parameter"}
@@ -18,11 +20,13 @@ def training_graph(experiment: Experiment) -> Graph:
     return simplify(differentiate(experiment.training, {"loss": LOSS_SCALE}, trained))
 
 
+@uncollected()
 def update_graph(experiment: Experiment) -> Graph:
     """New parameters and optimizer states from the step's summed gradients."""
     return simplify(experiment.update)
 
 
+@uncollected()
 def evaluation_graphs(experiment: Experiment) -> dict[str, Graph]:
     """Loss, weight and metrics of one batch, by loader."""
     return {name: simplify(graph) for name, graph in experiment.evaluations.items()}

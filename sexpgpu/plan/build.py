@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
+from sexpgpu.ir.building import uncollected
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.passes.access import NotAffine, contiguous
 from sexpgpu.passes.clusters import HEAVY, LEAVES, Cluster, Fusion, Moment, base_of
@@ -27,6 +28,7 @@ def bound_outputs(graph: Graph) -> dict[str, str]:
     return {name: name for name in graph.outputs if name.startswith(BOUND_OUTPUTS)}
 
 
+@uncollected()
 def plan(graph: Graph, *, aliases: Mapping[str, str] | None = None, keep_values: bool = False) -> Plan:
     """The plan of a graph.
 
