@@ -262,3 +262,13 @@ def test_maps_over_the_same_value_share_a_kernel() -> None:
     graph.outputs["b"] = graph.add("tanh", (x,)) + y
     made = check(graph, {"x": RNG.normal(size=(4, 50)), "y": RNG.normal(size=(4, 50))})
     assert kinds(made) == ["map"]
+
+
+def test_an_operand_that_no_strides_express_is_copied() -> None:
+    graph = Graph("scrambled")
+    x, w = field(graph, "x", np.zeros((6, 4))), field(graph, "w", np.zeros((3, 5)))
+    turned = graph.add("reshape", (graph.add("permute", (x,), {"axes": (1, 0)}),), {"shape": (8, 3)})
+    scrambled = graph.add("reshape", (turned,), {"shape": (3, 8)})
+    graph.outputs["y"] = graph.add("contract", (scrambled, w), {"batch": ((), ()), "contracted": ((0,), (0,))})
+    made = check(graph, {"x": RNG.normal(size=(6, 4)), "w": RNG.normal(size=(3, 5))})
+    assert kinds(made)[-1] == "Product"

@@ -58,15 +58,15 @@ class Products:
     def contract(self, node: Node, out: Storage) -> None:
         located = [self.builder.heavy.located(operand) for operand in node.inputs]
         for copied in ((), (0,), (1,), (0, 1)):
+            # What no strides express is None already, and copied in any case.
             sides = _with_copies(node, [None if k in copied else found for k, found in enumerate(located)])
-            made = None if sides is None else _product(node, sides, out)
-            if made is not None:
+            if _product(node, sides, out) is not None:
                 break
-        assert made is not None and sides is not None, node
-        for k in copied:
-            sides[k] = Located(self._copy(node.inputs[k], sides[k].strides), sides[k].loops)
-            made = _product(node, sides, out)
-        assert made is not None
+        for k, side in enumerate(sides):
+            if side.place is None:
+                sides[k] = Located(self._copy(node.inputs[k], side.strides), side.loops)
+        made = _product(node, sides, out)
+        assert made is not None, node
         self.builder.add(made)
 
     def _copy(self, operand: Node, strides: tuple[int, ...]) -> Place:
@@ -78,7 +78,7 @@ class Products:
         return self.copies[key].place
 
 
-def _with_copies(node: Node, located: Sequence[Located | None]) -> list[Located] | None:
+def _with_copies(node: Node, located: Sequence[Located | None]) -> list[Located]:
     """The operands, those that are None as copies with batch axes first and contracted ones last, in the order in which
     the other operand steps along them."""
     contracted = node.attributes["contracted"]
