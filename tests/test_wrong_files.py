@@ -174,6 +174,25 @@ def test_a_problem_inside_the_prelude_stands_at_the_users_call() -> None:
     assert any("of the prelude" in note for note in error.notes)
 
 
+@pytest.mark.parametrize("limit", ["-1", "0", "nan"])
+def test_a_clip_that_is_not_above_zero_is_refused(limit: str) -> None:
+    (error,) = errors_of(f"{LOADER}\n{RUN[:-1]}\n  :clip-grad-norm {limit})")
+    assert error.code == "E-RUN-007" and error.span is not None and (error.span.line, error.span.column) == (3, 19)
+
+
+@pytest.mark.parametrize("loss", ["1.0", "(> x 0)", "(cast x i32)"])
+def test_a_loss_is_a_float_tensor(loss: str) -> None:
+    (error,) = errors_of(run_of(loss))
+    assert error.code == "E-TYPE-001" and ":loss must be a float tensor" in error.message
+
+
+def test_a_frozen_name_that_no_parameter_has_is_refused_with_the_nearest() -> None:
+    run = RUN[:-1].replace("(mean x)", "(mean (linear x 2))")
+    (error,) = errors_of(f'{LOADER}\n{run}\n  :freeze ["linear.wieght"])')
+    assert error.code == "E-NAME-001" and error.span is not None and (error.span.line, error.span.column) == (3, 12)
+    assert error.notes == ["did you mean linear.weight?"]
+
+
 def test_an_assertion_shows_the_values() -> None:
     (error,) = errors_of(f'{LOADER}\n(defhyper w 12)\n(defhyper h 5)\n(assert (= (mod w h) 0) "h" w h)\n{RUN}')
     assert error.message == "h" and error.label.startswith("w is the number 12, h is the number 5")

@@ -99,7 +99,9 @@ class _Elaboration:
         choices = machine.guarded(lambda: optimizer_choices(self.compiler, reader.need("optimizer")), none)
         if graphs is None or options is None or not graphs.whole or not choices:
             return None
-        parameters = freeze(machine.parameters.model, reader.frozen())
+        parameters = machine.guarded(lambda: freeze(machine.parameters.model, reader.frozen()), None)
+        if parameters is None:
+            return None
         update, states = update_graph(machine, [p for p in parameters if p.trainable], choices)
         names = {options.data, *(e.loader for e in options.evaluations)}
         specs = {name: self.loaders.spec(name) for name in names}

@@ -126,6 +126,8 @@ def refuse_unready(experiment: Experiment, settings: Settings) -> None:
         raise Error("E-DEV-001", "precision float16 needs cuda", notes=["take --precision off"])
     if settings.precision != "off":
         raise Error("E-RUN-007", f"precision {settings.precision} is not available yet", notes=["take --precision off"])
+    if not any(p.trainable for p in experiment.parameters):
+        raise Error("E-RUN-007", "the loss has no parameter to train", notes=["see :loss and :freeze"])
     if experiment.options.ema is not None:
         raise Error("E-RUN-007", ":ema is not available yet", notes=["leave it out"])
 

@@ -163,6 +163,10 @@ def nominal_weight(training: Graph) -> float:
 
 def not_finite(message: str, node: Node | None) -> Error:
     notes = ["the update was not applied: parameters are those before the step"]
+    if node is not None and node.op == "input":
+        kind, name = node.attributes["kind"], node.attributes["name"]
+        where = f"the data's field {name}" if kind == "field" else f"{kind} {name}"
+        return Error("E-NUM-001", f"{message}: {where} holds a number that is not finite", notes=notes)
     if node is None or not node.origins:
         return Error("E-NUM-001", message, notes=notes)
     origin = node.origins[0]
@@ -176,4 +180,5 @@ def out_of_range(graph: Graph, problem: OutOfRange, step: int) -> Error:
     message = f"index {problem.index} at step {step} is outside an axis of {problem.limit}"
     notes = [*(origin.frames if origin else ()), "the update was not applied"]
     span = origin.span if origin else None
-    return Error("E-NUM-002", message, span, label=f"{node.op} reads an axis of {problem.limit}", notes=notes)
+    name = node.attributes["body"].name if node.op == "region" else node.op
+    return Error("E-NUM-002", message, span, label=f"{name} reads an axis of {problem.limit}", notes=notes)

@@ -10,7 +10,7 @@ from sexpgpu.lang.forms import Form
 from sexpgpu.loaderspec import Header, LoaderSpec
 from sexpgpu.passes.elaboration.compile import Compiler, Layout
 from sexpgpu.passes.elaboration.loaders import Loaders
-from sexpgpu.passes.elaboration.losses import Mask, extreme, loss_sums
+from sexpgpu.passes.elaboration.losses import Mask, check_loss, extreme, loss_sums
 from sexpgpu.passes.elaboration.machine import Context
 from sexpgpu.passes.elaboration.options import Options
 from sexpgpu.passes.elaboration.scope import Scope
@@ -99,6 +99,8 @@ class Graphs:
             self.whole = False
             return
         try:
+            if total == "loss":
+                check_loss(value)
             graph.outputs[total], graph.outputs[count] = loss_sums(graph, value, mask, what)
         except Problem as problem:
             self.machine.problem(problem, form.span)

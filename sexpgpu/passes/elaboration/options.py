@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sexpgpu.errors import Error, nearest
-from sexpgpu.ir.host import Expression
+from sexpgpu.ir.host import Expression, evaluate
+from sexpgpu.ir.host import known as is_known
 from sexpgpu.lang.forms import Constant, Form, Keyword, Listing, Symbol, Text
 from sexpgpu.lang.grammar import RUN_KEYS, split_keywords
 from sexpgpu.lang.program import Definition, Program, unknown_run_key
@@ -139,6 +140,13 @@ class Options:
             return ("number", plain(value))
         raise Error("E-RUN-004", f"a number must stand here, not {describe(value)}", form.span)
 
+    def limit(self, form: Form) -> Expression | None:
+        """A number above 0, as far as it is known before the first step."""
+        made = self.expression(form)
+        if made is not None and is_known(made) and not evaluate(made, {}) > 0:
+            raise Error("E-RUN-007", f"a number above 0 must stand here, not {evaluate(made, {})}", form.span)
+        return made
+
     def word(self, form: Form, known: Sequence[str], what: str) -> Any:
         made = form.name if isinstance(form, Symbol) else form.value if isinstance(form, Text) else None
         if made not in known:
@@ -256,9 +264,9 @@ class Options:
 
         return self.read("stop", take, None)
 
-    def frozen(self) -> tuple[str, ...]:
-        def take(form: Form) -> tuple[str, ...]:
-            return tuple([name for name, _ in self.names(form, ":freeze")])
+    def frozen(self) -> tuple[tuple[str, Span], ...]:
+        def take(form: Form) -> tuple[tuple[str, Span], ...]:
+            return self.names(form, ":freeze")
 
         return self.read("freeze", take, ())
 

@@ -36,7 +36,7 @@ def run_options(reader: Options, loaders: Loaders, steps: int | None) -> RunOpti
         epochs=epochs,
         microbatches=microbatches,
         global_batch=global_batch,
-        clip_grad_norm=reader.read("clip-grad-norm", reader.expression, None),
+        clip_grad_norm=reader.read("clip-grad-norm", reader.limit, None),
         precision=reader.read("precision", lambda form: reader.word(form, PRECISIONS, ":precision"), "off"),
         ema=reader.read("ema", reader.fraction("ema"), None),
         evaluations=reader.evaluations(),

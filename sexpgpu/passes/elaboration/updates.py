@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sexpgpu.errors import Error
+from sexpgpu.errors import Error, nearest
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.host import Expression
 from sexpgpu.lang.forms import Form, Listing, Symbol, Text
@@ -16,6 +16,7 @@ from sexpgpu.passes.elaboration.machine import Context, Machine, UpdateState, Wr
 from sexpgpu.passes.elaboration.scope import Parameters, Scope
 from sexpgpu.passes.elaboration.values import POISON, OptimizerCall, Problem, Scalar, Value, describe, is_number, plain
 from sexpgpu.passes.experiment import Parameter, State
+from sexpgpu.source import Span
 
 GRADIENT_SCALE = ("runtime", "gradient-scale")
 
@@ -151,7 +152,12 @@ class _States:
         return cast(value, "f32")
 
 
-def freeze(parameters: Mapping[str, Parameter], patterns: Sequence[str]) -> list[Parameter]:
-    """The parameters, those that a pattern matches untrainable."""
-    matchers = [glob(p) for p in patterns]
+def freeze(parameters: Mapping[str, Parameter], patterns: Sequence[tuple[str, Span]]) -> list[Parameter]:
+    """The parameters, those that a pattern matches untrainable. A pattern that matches none is E-NAME-001."""
+    matchers = [glob(p) for p, _ in patterns]
+    for matcher, (pattern, span) in zip(matchers, patterns, strict=True):
+        if not any(matcher.match(name) for name in parameters):
+            close = nearest(pattern, list(parameters))
+            notes = [f"did you mean {close}?"] if close else []
+            raise Error("E-NAME-001", f":freeze: no parameter matches {pattern}", span, notes=notes)
     return [replace(p, trainable=p.trainable and not any(m.match(p.name) for m in matchers)) for p in parameters.values()]
