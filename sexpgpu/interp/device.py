@@ -16,7 +16,7 @@ from sexpgpu.interp.executor import Executable as LoadedPlan
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.types import TensorType
 from sexpgpu.ops.pointwise import numpy_dtype
-from sexpgpu.plan.build import plan
+from sexpgpu.plan.build import bound_outputs, plan
 from sexpgpu.plan.kernel import Generated, Plan, Product
 from sexpgpu.settings import Settings
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-# Outputs of these names are written to the external buffer of the same name.
-BOUND_OUTPUTS = ("gradient:", "parameter:", "state:", "buffer:")
 # Elements that one pass of a sum of squares widens to float64 at a time: what is widened stays in a core's cache.
 CHUNK = 1 << 15
 
@@ -106,8 +104,7 @@ class CpuDevice:
         return memory.array.copy()
 
     def prepare(self, graph: Graph, seed: int) -> CpuExecutable:
-        aliases = {name: name for name in graph.outputs if name.startswith(BOUND_OUTPUTS)}
-        made = plan(graph, aliases=aliases, keep_values=self.keep_values)
+        made = plan(graph, aliases=bound_outputs(graph), keep_values=self.keep_values)
         loaded = self.engine.load(made, seed)
         return CpuExecutable(graph, made, loaded, self._lowering(graph, made))
 
