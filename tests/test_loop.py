@@ -351,6 +351,13 @@ def test_a_precision_that_is_not_there_is_refused(tmp_path: Path, precision: str
     assert caught.value.code == code
 
 
+@pytest.mark.parametrize("asked", [{"checkpoints": "s3://here/there"}, {"parallel": "jobs"}])
+def test_a_setting_that_nothing_reads_yet_is_refused(tmp_path: Path, asked: dict[str, str]) -> None:
+    with pytest.raises(Error, match="not available yet") as caught:
+        prepare(experiment(tmp_path), settings(tmp_path, **asked), ReferenceDevice())
+    assert caught.value.code == "E-RUN-007"
+
+
 def test_the_report_and_the_last_line_keep_the_form_of_the_devices_page(tmp_path: Path) -> None:
     lines = lowering_report(session_of(tmp_path)).splitlines()
     assert lines[0] == "lowering: reference"

@@ -126,6 +126,11 @@ def refuse_unready(experiment: Experiment, settings: Settings) -> None:
         raise Error("E-DEV-001", "precision float16 needs cuda", notes=["take --precision off"])
     if settings.precision != "off":
         raise Error("E-RUN-007", f"precision {settings.precision} is not available yet", notes=["take --precision off"])
+    if settings.checkpoints is not None:
+        notes = ["leave SEXPGPU_CHECKPOINTS unset: checkpoints go into the run folder"]
+        raise Error("E-RUN-007", "checkpoints outside the run folder are not available yet", notes=notes)
+    if settings.parallel == "jobs":
+        raise Error("E-RUN-007", "parallel jobs are not available yet", notes=["leave it out, or take parallel = ddp"])
     if not any(p.trainable for p in experiment.parameters):
         raise Error("E-RUN-007", "the loss has no parameter to train", notes=["see :loss and :freeze"])
     if experiment.options.ema is not None:
