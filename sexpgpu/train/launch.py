@@ -32,7 +32,7 @@ from sexpgpu.train.metrics import not_written
 from sexpgpu.train.model import initial_parameters
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.resume import Resumed
-from sexpgpu.train.session import Session, header, lowering_report, memory_line, prepare
+from sexpgpu.train.session import Session, header, lowering_report, memory_line, prepare, unit_of
 from sexpgpu.train.status import replace_json
 from sexpgpu.train.stopping import Stopped, StopRequest
 
@@ -141,6 +141,7 @@ def train(
     session = prepare(experiment, settings, device, exchange)
     text = graph_text(experiment)
     digest = experiment_hash(experiment, text)
+    progress.unit = unit_of(session)
     progress.line(header(session, request.source, digest))
     progress.line(lowering_report(session))
     if SMOKE not in variants_of(program) and too_large_for_cpu(session):

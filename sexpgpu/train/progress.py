@@ -28,6 +28,8 @@ class Progress:
         self._bar: Any = None
         self._task: Any = None
         self._said = clock()
+        # What a step's throughput counts: examples where the data has no sequences.
+        self.unit = "tokens"
 
     def log_to(self, path: Path) -> None:
         """Write all lines, also those said so far, to a file."""
@@ -69,10 +71,10 @@ class Progress:
     def step(self, step: int, total: int, record: dict[str, Any]) -> None:
         """A step is done: the bar moves, or now and then a line is written."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, words=step_words(record))
+            self._bar.update(self._task, completed=step, words=step_words(record, self.unit))
         due = step in FIRST_STEPS or step == total or step % max(1, total // LINES) == 0
         if self._bar is None and (due or self._clock() - self._said > QUIET_S):
-            self.line(f"step {step:>{len(str(total))}}/{total}  {step_words(record)}")
+            self.line(f"step {step:>{len(str(total))}}/{total}  {step_words(record, self.unit)}")
 
     def close(self) -> None:
         if self._bar is not None:
@@ -83,11 +85,11 @@ class Progress:
             self._log = None
 
 
-def step_words(record: dict[str, Any]) -> str:
+def step_words(record: dict[str, Any], unit: str = "tokens") -> str:
     parts = [f"loss {record['train/loss']:.4f}"]
     if "train/lr" in record:
         parts.append(f"lr {record['train/lr']:.2e}")
-    parts += [f"norm {record['train/grad_norm']:.3f}", f"{record['throughput/tokens_per_s']:,.0f} tokens/s"]
+    parts += [f"norm {record['train/grad_norm']:.3f}", f"{record['throughput/tokens_per_s']:,.0f} {unit}/s"]
     return "  ".join([*parts, f"{record['runtime/step_ms']:.1f} ms"])
 
 

@@ -176,6 +176,11 @@ def memory_plan(
     )
 
 
+def unit_of(session: Session) -> str:
+    """What a step counts: tokens where the data has sequences, else examples."""
+    return "tokens" if session.tokens_per_example > 1 else "examples"
+
+
 def header(session: Session, source: str, digest: str) -> str:
     """The first words of a run: experiment, device, parameters, step."""
     experiment, feed = session.experiment, session.step.feed
@@ -186,12 +191,11 @@ def header(session: Session, source: str, digest: str) -> str:
     shape = f"{session.microbatches} × {feed.portions.batch}" + (
         f" × {session.tokens_per_example}" if session.tokens_per_example > 1 else ""
     )
-    unit = "tokens" if session.tokens_per_example > 1 else "examples"
     rows = {
         "experiment": f"{experiment.name} ({source}), hash {digest[:8]}",
         "device": f"{session.device.description}, {counted(session.exchange.world.size, 'rank')}",
         "parameters": f"{count:,} in {counted(len(experiment.parameters), 'tensor')}{trained}",
-        "a step": f"{tokens:,} {unit} ({shape}), {counted(session.total_steps, 'step')}",
+        "a step": f"{tokens:,} {unit_of(session)} ({shape}), {counted(session.total_steps, 'step')}",
     }
     lanes = lanes_line(session.microbatches, session.exchange.world.size, experiment.options.sum_lanes or MOST_LANES)
     if lanes:
