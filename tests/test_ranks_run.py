@@ -134,6 +134,7 @@ def test_the_built_in_example_trains_on_two_ranks(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("parameters  437,760") == 1 and "2 ranks" in done.stderr
+    assert done.stderr.splitlines()[-1].endswith("planned (+0.0%)"), "memory that ranks share is planned as it is held"
     assert len(list(tmp_path.glob("runs/builtin/*"))) == 1
 
 

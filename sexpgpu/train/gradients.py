@@ -83,7 +83,9 @@ class GradientSum:
         if shared is None:
             self._buffers[0] = self.landing if calls == 1 else device.allocate(self.type)
         total = self.exchange.total
-        self.total: Any = self._buffers[0] if total is None else device.adopt(total)
+        # On the first rank of a node the sum stands in its own first buffer, which is not to be counted twice.
+        elsewhere = total is not None and (shared is None or total is not shared[0])
+        self.total: Any = device.adopt(total) if total is not None and elsewhere else self._buffers[0]
         for move in self.moves(calls):
             if move.kind != "call":
                 self._buffer(move.target)
@@ -102,8 +104,8 @@ class GradientSum:
 
     @property
     def size_bytes(self) -> int:
-        extra = sum(buffer is not self.landing for buffer in self._buffers.values())
-        return self.type.size_bytes * (1 + extra)
+        held = {id(buffer) for buffer in (self.landing, self.total, *self._buffers.values())}
+        return self.type.size_bytes * len(held)
 
     def bind(self, executable: Executable, buffer: Any) -> None:
         """Let an executable's `gradient:…` stand in a flat buffer."""
