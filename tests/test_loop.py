@@ -14,6 +14,8 @@ import pytest
 from reference_device import ReferenceDevice
 
 from sexpgpu.device import OutOfRange
+from sexpgpu.dist.exchange import SingleRank
+from sexpgpu.dist.world import World
 from sexpgpu.errors import Error
 from sexpgpu.initial import Initializer
 from sexpgpu.ir.graph import Graph, Node, Origin
@@ -23,7 +25,7 @@ from sexpgpu.settings import Settings, Sources, resolve
 from sexpgpu.source import Source, Span
 from sexpgpu.train.checkpoint import found, load
 from sexpgpu.train.folder import create_run_folder
-from sexpgpu.train.loop import Best, Outcome, Patience, Training
+from sexpgpu.train.loop import Best, Outcome, Patience, Training, refuse_disagreement
 from sexpgpu.train.metrics import read_metrics
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.session import Session, lowering_report, memory_line, prepare
@@ -365,3 +367,25 @@ def test_the_report_and_the_last_line_keep_the_form_of_the_devices_page(tmp_path
     assert lines[-2].startswith("  memory                    ")
     assert lines[-1] == "  stacking                  1: a call of the graph is one microbatch"
     assert memory_line(round(2.8 * 2**30), round(2.75 * 2**30)) == "memory: peak 2.8 GiB of 2.8 GiB planned (+1.8%)"
+
+
+class Disagreeing(SingleRank):
+    """A second rank whose rank zero has other bits in one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(rank=1, size=2)
+
+    def broadcast(self, value: dict[str, int]) -> dict[str, int]:
+        first = next(iter(value))
+        return {**value, first: value[first] ^ 1}
+
+
+def test_ranks_that_disagree_write_no_checkpoint(tmp_path: Path) -> None:
+    model = session_of(tmp_path).model
+    refuse_disagreement(SingleRank(), model, 7)
+    with pytest.raises(Error, match="disagree at step 7") as caught:
+        refuse_disagreement(Disagreeing(), model, 7)
+    assert caught.value.code == "E-DP-004"
+    assert next(iter(model.read_parameters())) in caught.value.message
+    assert any("--resume latest continues from the one before" in note for note in caught.value.notes)
