@@ -58,7 +58,7 @@ def test_evaluation_is_shared_out_and_summed_alike(tmp_path: Path) -> None:
 
 def test_microbatches_that_do_not_divide_are_refused_once(tmp_path: Path) -> None:
     done = run(3, tmp_path)
-    assert done.returncode != 0
+    assert done.returncode == 1
     assert done.stderr.count("error[E-DP-003]") == 1
     assert "4 microbatches do not divide over 3 ranks" in done.stderr
     assert "pick a device count that divides :microbatches: 1, 2, 4" in done.stderr
