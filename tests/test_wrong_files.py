@@ -209,12 +209,14 @@ def test_a_deep_chain_of_calls_is_counted_not_shown() -> None:
 
 
 def test_a_thousand_nested_calls_are_allowed() -> None:
-    elaborated(run_of("(mean (* x (f 0)))", "(defun f (n) (if (= n 990) n (f (+ n 1))))"))
+    made = elaborated(run_of("(mean (* x (f 0)))", "(defun f (n) (if (= n 990) n (f (+ n 1))))"))
+    assert 990 in [node.attributes.get("value") for node in made.training.nodes]
 
 
 def test_forms_nested_nearly_a_thousand_deep_are_elaborated() -> None:
     deep = "(+ 1 " * 990 + "1" + ")" * 990
-    elaborated(run_of(f"(mean (* x {deep}))"))
+    made = elaborated(run_of(f"(mean (* x {deep}))"))
+    assert 991 in [node.attributes.get("value") for node in made.training.nodes]
 
 
 def test_a_parameter_may_have_a_line_end_in_its_name() -> None:
