@@ -94,5 +94,7 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
     """The known name that a misspelt one most likely means, or None."""
     import difflib
 
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    # Letters in another order are the commonest slip, and the measure of closeness rates it low.
+    swapped = [other for other in known if other != name and sorted(other) == sorted(name)]
+    found = swapped or difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None

@@ -87,4 +87,5 @@ def test_a_value_of_the_command_line_says_so() -> None:
 
 def test_the_nearest_known_name_is_found_where_one_is_near() -> None:
     assert nearest("widht", ["heads", "width", "depth"]) == "width"
+    assert nearest("sdg", ["std", "sgd"]) == "sgd"
     assert nearest("zzz", ["heads", "width"]) is None

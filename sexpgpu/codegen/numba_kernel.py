@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from sexpgpu.codegen.layout import HEAD_WORDS, operand_words, outer_rank
-from sexpgpu.codegen.source import Source, describe, register, spell
+from sexpgpu.codegen.source import Source, describe, spell
 from sexpgpu.codegen.stages import Stages, analyse
 from sexpgpu.ir.types import SIZES
 from sexpgpu.plan.kernel import Load, Program, Store
@@ -169,11 +169,6 @@ class Kernel:
                 self.load(value, "0", f"r{value}")
             elif not self.program.body[value - loads].op.startswith("reduce_"):
                 self.compute(value, "r")
-
-
-def accumulator(dtype: str) -> str:
-    """The dtype in which a reduction's running values lie in scratch."""
-    return register(dtype)
 
 
 def _emit_map(program: Program) -> str:

@@ -93,10 +93,6 @@ class GradientSum:
     def moves(self, calls: int) -> tuple[Move, ...]:
         return moves(self.exchange.plan(calls))
 
-    def calls_of_this_rank(self, calls: int) -> list[int]:
-        """The microbatches that this rank runs, of a step of so many."""
-        return [move.source for move in self.moves(calls) if move.kind == "call" and move.source is not None]
-
     def _buffer(self, number: int) -> Any:
         if number not in self._buffers:
             self._buffers[number] = self.device.allocate(self.type)
