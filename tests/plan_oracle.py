@@ -131,7 +131,8 @@ class _Oracle:
             left = self.strided(at[0], launch.dtype, (launch.m, launch.k), (a.row, a.column))
             right = self.strided(at[1], launch.dtype, (launch.k, launch.n), (b.row, b.column))
             assert a.row == 1 or a.column == 1 or 1 in (launch.m, launch.k), launch
-            self.strided(at[2], launch.dtype, (launch.m, launch.n), (c.row, c.column))[...] = left @ right
+            into = self.strided(at[2], launch.dtype, (launch.m, launch.n), (c.row, c.column))
+            into[...] = into + left @ right if launch.accumulate else left @ right
 
     def indexed(self, launch: Indexed) -> None:
         outer, size, count, inner = launch.outer, launch.size, launch.count, launch.inner

@@ -169,6 +169,21 @@ def test_products_of_other_dtypes(engine: Engine, dtype: str) -> None:
     assert np.array_equal(c.astype(float), exact.astype(c.dtype).astype(float))
 
 
+@pytest.mark.parametrize(("dtype", "column"), [("f32", 1), ("f32", 2), ("bf16", 1), ("i32", 1)])
+def test_products_add_to_what_is_there(engine: Engine, dtype: str, column: int) -> None:
+    a = RNG.integers(-9, 9, (20, 30 * column)).astype(numpy_dtype(dtype))
+    b = RNG.integers(-9, 9, (30, 40)).astype(numpy_dtype(dtype))
+    c = np.full((20, 40), 3).astype(numpy_dtype(dtype))
+    names = Plans(a=a, b=b, c=c)
+    matrices = [
+        Matrix(names.place("a"), 30 * column, column, (0,)), Matrix(names.place("b"), 40, 1, (0,)),
+        Matrix(names.place("c"), 40, 1, (0,)),
+    ]  # fmt: skip
+    names.run(engine, names.plan(Product(dtype, 20, 40, 30, *matrices, accumulate=True)))
+    exact = 3 + a[:, ::column].astype(np.int64) @ b.astype(np.int64)
+    assert np.array_equal(c.astype(float), exact.astype(c.dtype).astype(float))
+
+
 def test_products_without_blas_and_with_odd_strides(engine: Engine) -> None:
     a, b = RNG.normal(size=(40, 60)).astype(np.float32), RNG.normal(size=(60, 80)).astype(np.float32)
     c = np.empty((20, 40), np.float32)

@@ -3,10 +3,10 @@
 A unit is one block of rows and columns of one batch entry; blocks are cut by shape alone, because the bits of a BLAS
 product may depend on how it is cut.
 
-Words of a BLAS product: 0 cblas_sgemm   1 flags (1: a is transposed, 2: b)   2 m   3 n   4 k   5 – 7 leading
+Words of a BLAS product: 0 cblas_sgemm   1 flags (1: a is transposed, 2: b, 4: add to c)   2 m   3 n   4 k   5 – 7 leading
 dimensions   8 9 rows and columns of a block   10 11 blocks of rows and of columns   12 – 14 addresses of a, b, c
 15 16 bytes between rows of a, between columns of b   17 – 19 tables of the batch entries' byte offsets
-Words of plain loops: the same; 0 unused, 1 elements between columns of a, 5 6 between rows of a, of b, 7 of c,
+Words of plain loops: the same; 0 whether to add to c, 1 elements between columns of a, 5 6 between rows of a, of b, 7 of c,
 16 elements between columns of b.
 """
 
@@ -44,9 +44,10 @@ _BLAS = """\
 
 # Element after element of k in order; the row of sums lies in scratch.
 _LOOPS = """\
+        adding = word(args, 0) != 0
         for y in range(height):
             for x in range(width):
-                store_{r}_3(scratch, x, ZERO)
+                store_{r}_3(scratch, x, load_{d}_2(c, y * word(args, 7) + x) if adding else ZERO)
             for z in range(k):
                 left = load_{d}_0(a, y * word(args, 5) + z * word(args, 1))
                 q = b + z * word(args, 6) * {size}

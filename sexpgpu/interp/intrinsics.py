@@ -302,20 +302,23 @@ def _sgemm_parts() -> tuple[Any, Any]:
 def sgemm(  # type: ignore[no-untyped-def]
     typingctx, call, flags, m, n, k, a, lda, b, ldb, c, ldc
 ):
-    """cblas_sgemm, row-major, with 64-bit integers: flag 1 transposes a, flag 2 b; alpha 1, beta 0."""
+    """cblas_sgemm, row-major, with 64-bit integers: flag 1 transposes a, flag 2 b, flag 4 adds to c; alpha 1."""
 
     def generate(context: Any, builder: Any, signature: Any, operands: list[Any]) -> Any:
         address, flags_, m_, n_, k_, a_, lda_, b_, ldb_, c_, ldc_ = operands
         kind, real = _sgemm_parts()
         narrow = ir.IntType(32)
 
-        def transposed(bit: int) -> Any:
-            set_ = builder.icmp_unsigned("!=", builder.and_(flags_, _i64(bit)), _i64(0))
-            return builder.select(set_, ir.Constant(narrow, 112), ir.Constant(narrow, 111))
+        def is_set(bit: int) -> Any:
+            return builder.icmp_unsigned("!=", builder.and_(flags_, _i64(bit)), _i64(0))
 
-        one, zero = ir.Constant(real, 1.0), ir.Constant(real, 0.0)
+        def transposed(bit: int) -> Any:
+            return builder.select(is_set(bit), ir.Constant(narrow, 112), ir.Constant(narrow, 111))
+
+        one = ir.Constant(real, 1.0)
+        beta = builder.select(is_set(4), one, ir.Constant(real, 0.0))
         row_major = ir.Constant(narrow, 101)
-        arguments = [row_major, transposed(1), transposed(2), m_, n_, k_, one, a_, lda_, b_, ldb_, zero, c_, ldc_]
+        arguments = [row_major, transposed(1), transposed(2), m_, n_, k_, one, a_, lda_, b_, ldb_, beta, c_, ldc_]
         builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)
         return context.get_dummy_value()
 

@@ -123,10 +123,10 @@ def _blas_head(launch: Product, blas: Blas) -> list[int]:
     """Words 0 – 7 of a BLAS product."""
     a, b = _leading(launch.a, launch.m, launch.k), _leading(launch.b, launch.k, launch.n)
     assert a is not None and b is not None
-    flags = (1 if a[0] else 0) + (2 if b[0] else 0)
+    flags = (1 if a[0] else 0) + (2 if b[0] else 0) + (4 if launch.accumulate else 0)
     return [blas.sgemm, flags, launch.m, launch.n, launch.k, a[1], b[1], max(launch.c.row, launch.n)]
 
 
 def _plain_head(launch: Product) -> list[int]:
     """Words 0 – 7 of plain loops."""
-    return [0, launch.a.column, launch.m, launch.n, launch.k, launch.a.row, launch.b.row, launch.c.row]
+    return [int(launch.accumulate), launch.a.column, launch.m, launch.n, launch.k, launch.a.row, launch.b.row, launch.c.row]

@@ -113,7 +113,8 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """c[z] = a[z] (m × k) · b[z] (k × n), z over the batch; c has column stride 1. k may be 0 (c is 0 then)."""
+    """c[z] = a[z] (m × k) · b[z] (k × n), z over the batch; c has column stride 1. k may be 0 (the product is 0 then).
+    `accumulate`: the product is added to what c holds."""
 
     dtype: str
     m: int
@@ -123,6 +124,7 @@ class Product:
     b: Matrix
     c: Matrix
     nodes: tuple[int, ...] = ()
+    accumulate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
