@@ -1,4 +1,4 @@
-"""The Python face: `load`, `Experiment`, `Run`, and a compiled step for a loop of one's own."""
+"""The Python face: `load`, `Experiment`, `Run`; a trainer and a compiled gradient for a loop of one's own."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from numpy.typing import NDArray
 
 from sexpgpu.device import Counter, choose, open_device
 from sexpgpu.errors import Error, nearest
+from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.program import Program
 from sexpgpu.passes import experiment as elaborated
 from sexpgpu.passes.pipeline import training_graph
 from sexpgpu.settings import Settings
+from sexpgpu.train.feed import REAL, GivenBatches, fitting
 from sexpgpu.train.launch import Request, early_settings, final_settings, read_experiment, run
 from sexpgpu.train.metrics import Record, read_metrics
 from sexpgpu.train.model import Model, initial_parameters
 from sexpgpu.train.progress import Progress
-from sexpgpu.train.step import bind_fields, nominal_weight, out_of_range
+from sexpgpu.train.session import lowering_report, memory_line, prepare
+from sexpgpu.train.step import StepResult, bind_fields, nominal_weight, out_of_range
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -92,9 +95,75 @@ class Experiment:
         request = self._asking({"device": device})
         return CompiledStep(self.elaborated, final_settings(request, self.elaborated))
 
+    def trainer(
+        self,
+        device: str | None = None,
+        seed: int | None = None,
+        steps: int | None = None,
+        threads: int | None = None,
+        precision: str | None = None,
+        batches: GivenBatches | None = None,
+    ) -> Trainer:
+        """The run's own steps for a loop of one's own: what `sexpgpu run` does a step, and no folder.
+
+        `batches` replace those of `:data`: an iterable of {field: array}, one a microbatch, or a function of (step,
+        microbatch) that gives one. A short microbatch says with the field `real`, bool[batch], which rows count.
+        """
+        flags = {"device": device, "seed": seed, "steps": steps, "threads": threads, "precision": precision}
+        return Trainer(self.elaborated, final_settings(self._asking(flags), self.elaborated), batches)
+
     def _asking(self, flags: Mapping[str, Any]) -> Request:
         r = self.request
         return Request(r.file, r.variants, r.sets, r.run, {**r.flags, **flags}, r.name, r.allow_outside)
+
+
+class Trainer:
+    """A run that is ready for its first step, and then for each next one, with the initial values of its seed.
+
+    It is one process's: under a launcher the caller owns what the ranks do together.
+    """
+
+    def __init__(
+        self, experiment: elaborated.Experiment, settings: Settings, batches: GivenBatches | None = None
+    ) -> None:
+        device = open_device(choose(settings), settings)
+        self._session = prepare(experiment, settings, device, batches=batches)
+        self._session.model.start(initial_parameters(experiment, settings.seed, settings.threads))
+        self.steps_done = 0
+
+    def step(self) -> StepResult:
+        """Train one step: loss, weight, gradient norm and learning rate. Raises E-NUM-001 and E-NUM-002 before the
+        update; the parameters are then those before the step, which is not counted."""
+        result = self._session.step.run(self.steps_done + 1)
+        self.steps_done += 1
+        return result
+
+    @property
+    def parameters(self) -> dict[str, NDArray[np.float32]]:
+        """{name: float32 array}, copies. Set to such a mapping, it writes the parameters named in it and no others."""
+        return self._session.model.read_parameters()
+
+    @parameters.setter
+    def parameters(self, values: Arrays) -> None:
+        model = self._session.model
+        for name in values:
+            if name not in model.parameters:
+                close = nearest(name, list(model.parameters))
+                notes = [f"did you mean {close}?"] if close else []
+                raise Error("E-RUN-004", f"there is no parameter {name}", notes=notes)
+        checked = {name: fitting(values, name, model.parameters[name].type, "parameter") for name in values}
+        for name, value in checked.items():
+            model.device.write(model.parameters[name], value)
+
+    @property
+    def lowering(self) -> str:
+        """The lowering report, as a run prints it before its first step."""
+        return lowering_report(self._session)
+
+    @property
+    def memory(self) -> str:
+        """The peak so far against the plan, as a run prints it at its end."""
+        return memory_line(self._session.device.peak_bytes(), self._session.memory.planned)
 
 
 class CompiledStep:
@@ -116,9 +185,9 @@ class CompiledStep:
         """The mean loss Σ L·W / Σ W of the microbatch and its gradient by every trainable parameter."""
         self._prepare(seed)
         for name, memory in self._model.parameters.items():
-            self._device.write(memory, _fitting(params, name, memory.type.shape, np.float32, "parameter"))
+            self._device.write(memory, fitting(params, name, memory.type, "parameter"))
         for name, memory in self._fields.items():
-            self._device.write(memory, self._field(batch, name, memory.type.shape))
+            self._device.write(memory, self._field(batch, name, memory.type))
         total = self._experiment.options.steps or 0
         hosts = {"step": step, "updates": step, "total-steps": total, "loss-scale": 1.0 / self._nominal}
         self._executable.run(hosts, Counter(microbatch, step))
@@ -144,18 +213,7 @@ class CompiledStep:
                 self._executable.bind(name, self._gradients[parameter])
         self._seed = seed
 
-    def _field(self, batch: Arrays, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        if name == "real" and name not in batch:
-            return np.ones(shape, bool)
-        return _fitting(batch, name, shape, None, "field")
-
-
-def _fitting(arrays: Arrays, name: str, shape: tuple[int, ...], dtype: Any, what: str) -> NDArray[Any]:
-    """The array of a name, checked to have the shape the graph was made for."""
-    if name not in arrays:
-        close = nearest(name, list(arrays))
-        raise Error("E-RUN-004", f"{what} {name} is missing", notes=[f"there is {close}"] if close else [])
-    array = np.asarray(arrays[name], dtype)
-    if array.shape != shape:
-        raise Error("E-RUN-004", f"{what} {name} has shape {list(array.shape)}, {list(shape)} is needed")
-    return array
+    def _field(self, batch: Arrays, name: str, type: TensorType) -> NDArray[Any]:
+        if name == REAL and name not in batch:
+            return np.ones(type.shape, bool)
+        return fitting(batch, name, type, "field")

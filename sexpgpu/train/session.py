@@ -17,7 +17,7 @@ from sexpgpu.passes.experiment import Experiment
 from sexpgpu.passes.pipeline import evaluation_graphs, training_graph, update_graph
 from sexpgpu.settings import Settings
 from sexpgpu.train.evaluation import Evaluator
-from sexpgpu.train.feed import Feed, passing_feed, training_feed
+from sexpgpu.train.feed import Feed, GivenBatches, given_feed, passing_feed, training_feed
 from sexpgpu.train.model import Model, parameter_count
 from sexpgpu.train.progress import size_words
 from sexpgpu.train.step import Graphs, Step
@@ -72,9 +72,16 @@ class Session:
 
 
 def prepare(
-    experiment: Experiment, settings: Settings, device: Device, exchange: Exchange | None = None
+    experiment: Experiment,
+    settings: Settings,
+    device: Device,
+    exchange: Exchange | None = None,
+    batches: GivenBatches | None = None,
 ) -> Session:
-    """Plan and lower every graph of the run, evaluations included; no parameter has a value yet."""
+    """Plan and lower every graph of the run, evaluations included; no parameter has a value yet.
+
+    `batches` replace those of the run's loader.
+    """
     exchange = exchange or SingleRank()
     refuse_unready(experiment, settings)
     refuse_indivisible(experiment, exchange.world.size)
@@ -82,9 +89,11 @@ def prepare(
     whole_epochs = options.epochs is not None and settings.steps is None
     spec = experiment.loaders[options.data]
     graphs = Graphs(training_graph(experiment), update_graph(experiment))
-    feed = training_feed(
-        spec, graphs.training, settings.seed, settings.cache, options.microbatches, options.global_batch, whole_epochs
-    )
+    counts = options.microbatches, options.global_batch
+    if batches is None:
+        feed = training_feed(spec, graphs.training, settings.seed, settings.cache, *counts, whole_epochs)
+    else:
+        feed = given_feed(batches, experiment.headers[options.data], graphs.training, *counts)
     total = total_steps(experiment, settings, feed)
     # Before anything is allocated: what the parameters and states alone need.
     refuse_beyond_memory(parameter_count(experiment) * 4 + sum(prod(s.shape) for s in experiment.states) * 4, device)
