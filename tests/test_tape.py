@@ -13,10 +13,13 @@ import pytest
 
 from sexpgpu.interp import products
 from sexpgpu.interp.executor import Engine, Flag
+from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.types import TensorType
 from sexpgpu.ops.indexing import _run_argsort
 from sexpgpu.ops.pointwise import numpy_dtype
+from sexpgpu.plan.build import plan as plan_of
 from sexpgpu.plan.kernel import Access, Buffer, Generated, Indexed, Matrix, Place, Plan, Product
+from sexpgpu.randomness import key_of, uniform_f32, words_of
 from tests import programs
 from tests.programs import Builder
 
@@ -315,6 +318,16 @@ def test_hosts_and_counters_are_written_before_a_call_and_the_arena_holds_what_l
     executable = names.run(engine, plan)
     assert counts.buffer == 2
     assert executable.output("out").tolist() == [(3.0 * 2.0 + 3.0) * 100 + 2.0] * 4
+
+
+def test_a_planned_draw_is_that_of_its_step_and_microbatch(engine: Engine) -> None:
+    graph = Graph("draw")
+    graph.outputs["u"] = graph.add("random", (), {"shape": (9,), "path": "gpt.dropout", "ordinal": 1})
+    executable = engine.load(plan_of(graph), 7)
+    for microbatch, step in ((0, 1), (0, 2), (3, 2)):
+        executable.run({}, microbatch, step)
+        words = words_of(key_of(7, "gpt.dropout", 1), 9, microbatch=microbatch, step=step)
+        assert executable.output("u").tolist() == uniform_f32(words).tolist()
 
 
 def test_binding_refuses_another_type(engine: Engine) -> None:

@@ -27,7 +27,7 @@ class Buffers:
         self.claimed: dict[Node, str] = {}
         # Values whose memory is given before they are made.
         self.placed: dict[Node, Storage] = {}
-        self.names: list[str] = ["runtime:hosts", "runtime:random", "runtime:flags"]
+        self.names: list[str] = ["runtime:hosts", "runtime:random", "runtime:flags", "runtime:counter"]
         self.externals: dict[str, TensorType] = {}
         self.lives: dict[int, Life] = {}
         self.hosts: list[tuple[Expression, Place]] = []
@@ -72,9 +72,9 @@ class Buffers:
         """Places of a random field's key and of the counter."""
         key = (node.attributes["path"], node.attributes["ordinal"])
         if key not in self._keys:
-            self._keys[key] = Place(1, COUNTER_BYTES + KEY_BYTES * len(self.randoms))
+            self._keys[key] = Place(1, KEY_BYTES * len(self.randoms))
             self.randoms.append((*key, self._keys[key]))
-        return self._keys[key], Place(1, 0)
+        return self._keys[key], Place(3, 0)
 
     def flag(self, node: Node) -> Place:
         at = Place(2, FLAG_BYTES * len(self.flags))
@@ -127,7 +127,8 @@ class Buffers:
             }
         used = [life for life in self.lives.values() if life.last >= 0]
         arena_bytes = place(used)
-        runtime = (HOST_BYTES * len(self.hosts), COUNTER_BYTES + KEY_BYTES * len(self.randoms), FLAG_BYTES * len(self.flags))
+        counts = ((HOST_BYTES, self.hosts), (KEY_BYTES, self.randoms), (FLAG_BYTES, self.flags))
+        runtime = (*(size * len(held) for size, held in counts), COUNTER_BYTES)
         buffers: list[Buffer] = []
         for number, name in enumerate(self.names):
             if number < len(runtime):
