@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.host import Expression
 from sexpgpu.ir.types import SIZES, TensorType
 from sexpgpu.passes.access import contiguous
-from sexpgpu.plan.kernel import Buffer, Generated, Launch, Place, Plan, Product
-from sexpgpu.plan.lifetime import Life, aligned, place
+from sexpgpu.plan.chunk import chunk
+from sexpgpu.plan.kernel import Buffer, Launch, Place, Plan, places_of
+from sexpgpu.plan.lifetime import FOREVER, Life, aligned, place
 from sexpgpu.plan.reuse import reuse
 from sexpgpu.plan.trace import Storage
 
@@ -96,14 +96,14 @@ class Buffers:
     def arena(self, name: str, node: Node, strides: tuple[int, ...] | None = None) -> Storage:
         number = self._new(name)
         size = SIZES[node.dtype] * prod(node.shape)
-        self.lives[number] = Life(size, first=1 << 60, last=-1)
+        self.lives[number] = Life(size, first=FOREVER, last=-1)
         return Storage(Place(number), strides or contiguous(node.shape), SIZES[node.dtype])
 
     def keep(self, storage: Storage, moment: int) -> None:
         """An output lives to the end."""
         life = self.lives.get(storage.place.buffer)
         if life is not None:
-            life.last = 1 << 60
+            life.last = FOREVER
 
     def touch(self, launch: Launch, moment: int) -> None:
         """Records that a launch reads or writes its places."""
@@ -113,15 +113,26 @@ class Buffers:
                 life.first = min(life.first, moment)
                 life.last = max(life.last, moment)
 
+    def _in_chunks(self, launches: tuple[Launch, ...]) -> tuple[Launch, ...]:
+        """The launches with large values in chunks, and the lives as they are then."""
+        made = tuple(chunk(launches, self.lives))
+        if len(made) != len(launches):
+            for life in self.lives.values():
+                if life.last < FOREVER:
+                    life.first, life.last = FOREVER, -1
+            for moment, launch in enumerate(made):
+                self.touch(launch, moment)
+        return made
+
     def finish(
         self, launches: tuple[Launch, ...], outputs: dict[str, tuple[Place, TensorType]], sources: list[int]
     ) -> Plan:
         if self.keep_values:
             for life in self.lives.values():
-                life.last = 1 << 60
+                life.last = FOREVER
         else:
             made, stands = reuse(launches, self.lives)
-            launches = tuple(made)
+            launches = self._in_chunks(tuple(made))
             outputs = {
                 name: (Place(stands.get(at.buffer, at.buffer), at.offset), type_) for name, (at, type_) in outputs.items()
             }
@@ -145,18 +156,6 @@ class Buffers:
         return Plan(
             launches, tuple(buffers), arena_bytes, self.externals, outputs, tuple(self.hosts), tuple(self.randoms), flags
         )
-
-
-def places_of(launch: Launch) -> Iterator[Place]:
-    """Every place that a launch reads or writes."""
-    if isinstance(launch, Generated):
-        yield from (operand.place for operand in (*launch.loads, *launch.stores) if operand.place is not None)
-    elif isinstance(launch, Product):
-        yield from (launch.a.place, launch.b.place, launch.c.place)
-    else:
-        yield from (*launch.inputs, launch.out)
-        if launch.flag is not None:
-            yield launch.flag
 
 
 def lives_of(plan: Plan) -> dict[int, Life]:

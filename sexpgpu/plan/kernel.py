@@ -18,6 +18,7 @@ then instructions. Pointwise ones carry the IR operation's name.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -154,6 +155,18 @@ class Indexed:
 
 
 Launch = Generated | Product | Indexed
+
+
+def places_of(launch: Launch) -> Iterator[Place]:
+    """Every place that a launch reads or writes."""
+    if isinstance(launch, Generated):
+        yield from (operand.place for operand in (*launch.loads, *launch.stores) if operand.place is not None)
+    elif isinstance(launch, Product):
+        yield from (launch.a.place, launch.b.place, launch.c.place)
+    else:
+        yield from (*launch.inputs, launch.out)
+        if launch.flag is not None:
+            yield launch.flag
 
 
 @dataclass(frozen=True, slots=True)

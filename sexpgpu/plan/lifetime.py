@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 64
+# The last launch of what lives to the end.
+FOREVER = 1 << 60
 
 
 @dataclass
