@@ -74,7 +74,7 @@ class Experiment:
         return self.elaborated.name
 
     def init(self, seed: int | None = None) -> dict[str, NDArray[np.float32]]:
-        """The initial parameters, {name: float32 array}; by default with the run's seed."""
+        """The initial parameters and buffers, {name: float32 array}; by default with the run's seed."""
         return initial_parameters(self.elaborated, self.elaborated.options.seed if seed is None else seed)
 
     def train(
@@ -167,7 +167,11 @@ class Trainer:
 
 
 class CompiledStep:
-    """`step(params, batch, step=1, seed=0, microbatch=0)` gives (loss, grads) of that microbatch, before clipping."""
+    """`step(params, batch, step=1, seed=0, microbatch=0)` gives (loss, grads) of that microbatch, before clipping.
+
+    Buffers are read from `params`, too. `updates` then holds what the call's `(update B V)` gave, {name of B: V}: the
+    caller takes their mean over a step's microbatches.
+    """
 
     def __init__(self, experiment: elaborated.Experiment, settings: Settings) -> None:
         self._experiment = experiment
@@ -178,6 +182,12 @@ class CompiledStep:
         self._nominal = nominal_weight(experiment.training)
         self._seed: int | None = None
         self._gradients: dict[str, Any] = {}
+        self._updates: dict[str, Any] = {}
+
+    @property
+    def updates(self) -> dict[str, NDArray[np.float32]]:
+        """What the last call gave for buffers."""
+        return {name: self._device.read(memory) for name, memory in self._updates.items()}
 
     def __call__(
         self, params: Arrays, batch: Arrays, step: int = 1, seed: int = 0, microbatch: int = 0
@@ -208,9 +218,10 @@ class CompiledStep:
         self._fields = bind_fields(self._device, self._executable)
         for name, type_ in self._executable.externals.items():
             kind, _, parameter = name.partition(":")
-            if kind == "gradient":
-                self._gradients[parameter] = self._device.allocate(type_)
-                self._executable.bind(name, self._gradients[parameter])
+            into = {"gradient": self._gradients, "update": self._updates}.get(kind)
+            if into is not None:
+                into[parameter] = self._device.allocate(type_)
+                self._executable.bind(name, into[parameter])
         self._seed = seed
 
     def _field(self, batch: Arrays, name: str, type: TensorType) -> NDArray[Any]:

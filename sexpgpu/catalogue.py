@@ -98,7 +98,7 @@ CATALOGUE: dict[str, Entry] = _table(
     Entry(
         "E-NAME-003",
         "parameter path used twice",
-        "two parameters of one expression have the same path",
+        "two parameters or buffers of one expression have the same path, or a buffer is updated twice",
         "give one a :name, or :share true to use the same parameter",
         _digits_run('(+ (mean (* x (param "w" [64] zeros)))\n           (mean (* x (param "w" [64] zeros))))'),
     ),

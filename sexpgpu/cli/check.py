@@ -25,6 +25,7 @@ from sexpgpu.train.launch import (
     read_experiment,
     variants_of,
 )
+from sexpgpu.train.model import parameter_count
 from sexpgpu.train.progress import size_words
 from sexpgpu.train.session import Session, counted, lowering_report, prepare
 
@@ -88,9 +89,11 @@ def parameter_table(experiment: Experiment) -> str:
     rows: list[Sequence[str]] = [("parameter", "shape", "numbers", "starts", "")]
     for p in experiment.parameters:
         law = " ".join([p.initializer.kind, *(f"{a:g}" for a in p.initializer.arguments)])
-        marks = " ".join(word for word, holds in (("decays", p.decay), ("not trained", not p.trainable)) if holds)
+        marks = "buffer" if p.buffer else " ".join(
+            word for word, holds in (("decays", p.decay), ("not trained", not p.trainable)) if holds
+        )
         rows.append((p.name, " ".join(map(str, p.shape)) or "scalar", f"{prod(p.shape):,}", law, marks))
-    rows.append(("total", "", f"{sum(prod(p.shape) for p in experiment.parameters):,}", "", ""))
+    rows.append(("total", "", f"{parameter_count(experiment):,}", "", ""))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     return "\n".join(
         "  ".join(

@@ -11,7 +11,7 @@ from sexpgpu.ops.record import Op, TypeMismatch
 
 
 def _infer_input(kind: str, name: str, dtype: str, shape: tuple[int, ...]) -> NodeType:
-    """`kind`: field, parameter, state, gradient, buffer, or argument (of a region's body)."""
+    """`kind`: field, parameter, buffer, state, gradient, update, or argument (of a region's body)."""
     return TensorType(dtype, checked(shape))  # type: ignore[arg-type]
 
 

@@ -102,7 +102,8 @@ class _Elaboration:
         parameters = machine.guarded(lambda: freeze(machine.parameters.model, reader.frozen()), None)
         if parameters is None:
             return None
-        update, states = update_graph(machine, [p for p in parameters if p.trainable], choices)
+        updated = [p for p in parameters if p.name in machine.parameters.updates]
+        update, states = update_graph(machine, [p for p in parameters if p.trainable], choices, updated)
         names = {options.data, *(e.loader for e in options.evaluations)}
         specs = {name: self.loaders.spec(name) for name in names}
         headers = {name: self.loaders.header(name) for name in names}

@@ -17,7 +17,8 @@ Reduce = Literal["mean", "sum", "max", "min"]
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter, f32[shape]. `decay`: whether `decays?` holds; `labels` say where its sizes came from."""
+    """One parameter, f32[shape]. `decay`: whether `decays?` holds; `labels` say where its sizes came from. A `buffer` is
+    held, saved and read like a parameter and never trained."""
 
     name: str
     shape: tuple[int, ...]
@@ -26,6 +27,7 @@ class Parameter:
     trainable: bool
     origin: Origin
     labels: tuple[str | None, ...] = ()
+    buffer: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,14 @@ class RunOptions:
 class Experiment:
     """Everything that a run needs to know of its file.
 
-    training     outputs `loss` (f32[], Σ of the loss over all real elements, or Σ L·W) and `weight` (f32[], how many, or Σ W)
+    training     outputs `loss` (f32[], Σ of the loss over all real elements, or Σ L·W), `weight` (f32[], how many, or Σ W)
+                 and, for every buffer that `:loss` updates, `update:NAME`: V of one microbatch
     evaluations  loader → graph with `training` false: `loss`, `weight`, and per metric `metric:NAME`, `metric-weight:NAME`;
                  a graph that reads the field `real` (bool[batch]) masks the rows that repeat the last example
     predict      output `predict`, or None
     update       inputs of kind parameter, gradient (the step's mean gradient; the graph scales it by the host scalar
-                 ("runtime", "gradient-scale")) and state; outputs `parameter:NAME`, `state:NAME:STATE`
+                 ("runtime", "gradient-scale")), state and update (Σ V over the step's microbatches; the graph divides it by
+                 ("runtime", "microbatches")); outputs `parameter:NAME`, `state:NAME:STATE`, `buffer:NAME`
     learning_rate  the value of `:lr` of the (else) optimizer at a step, None without one
     headers      what each used loader's header says
     """

@@ -54,8 +54,9 @@ def moves(plan: SumPlan) -> tuple[Move, ...]:
 
 
 class GradientSum:
-    """Flat buffers that hold all trainable parameters' gradients end to end; `total` holds the sum of a step, over all
-    ranks. `calls`: microbatches of a full step of all ranks; with `short`, steps may have any smaller number."""
+    """Flat memory that holds all trainable parameters' gradients end to end, then what `:loss` updates buffers to; `total`
+    holds the sum of a step, over all ranks. `calls`: microbatches of a full step of all ranks; with `short`, steps may
+    have any smaller number."""
 
     def __init__(
         self,
@@ -65,15 +66,14 @@ class GradientSum:
         lanes: int | None,
         exchange: Exchange | None = None,
         short: bool = False,
+        updated: tuple[Parameter, ...] = (),
     ) -> None:
         self.device = device
         exchange = exchange or SingleRank()
         self.offsets: dict[str, tuple[int, TensorType]] = {}
-        elements = 0
-        for parameter in parameters:
-            self.offsets[parameter.name] = (elements, TensorType("f32", parameter.shape))
-            elements += -(-max(prod(parameter.shape), 1) // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
-        self.type = TensorType("f32", (max(elements, 1),))
+        of_gradients = self._place("gradient", parameters, 0)
+        self.type = TensorType("f32", (max(self._place("update", updated, of_gradients), 1),))
+        self._gradients = TensorType("f32", (max(of_gradients, 1),))
         counts = range(1, calls + 1) if short else (calls,)
         self.exchange = exchange.gradients(self.type.elements, counts, lanes or MOST_LANES)
         self.landing: Any = device.allocate(self.type)
@@ -90,6 +90,13 @@ class GradientSum:
             if move.kind != "call":
                 self._buffer(move.target)
 
+    def _place(self, kind: str, parameters: tuple[Parameter, ...], start: int) -> int:
+        """Give each its part of the flat memory from `start` on; where the last one ends."""
+        for parameter in parameters:
+            self.offsets[f"{kind}:{parameter.name}"] = (start, TensorType("f32", parameter.shape))
+            start += -(-max(prod(parameter.shape), 1) // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
+        return start
+
     def moves(self, calls: int) -> tuple[Move, ...]:
         return moves(self.exchange.plan(calls))
 
@@ -104,10 +111,10 @@ class GradientSum:
         return self.type.size_bytes * len(held)
 
     def bind(self, executable: Executable, buffer: Any) -> None:
-        """Let an executable's `gradient:…` stand in a flat buffer."""
+        """Let an executable's `gradient:…` and `update:…` stand in flat memory."""
         for name, (offset, type_) in self.offsets.items():
-            if f"gradient:{name}" in executable.externals:
-                executable.bind(f"gradient:{name}", self.device.part(buffer, offset, type_))
+            if name in executable.externals:
+                executable.bind(name, self.device.part(buffer, offset, type_))
 
     def sum(self, calls: int, call: Callable[[int], None]) -> None:
         """`call(i)` leaves the gradients of microbatch i in the landing buffer; afterwards `total` holds the sum over
@@ -126,4 +133,4 @@ class GradientSum:
 
     def square_sum(self) -> float:
         """Σ g² over every gradient, in float64: parts between the gradients hold zeros."""
-        return self.device.square_sum(self.total)
+        return self.device.square_sum(self.device.part(self.total, 0, self._gradients))

@@ -1,4 +1,4 @@
-"""What is trained: parameters and optimizer states on a device, their initial values, and what was trained read back."""
+"""What is trained: parameters, buffers and optimizer states on a device, their initial values, and what was trained read back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array32 = NDArray[np.float32]
 
 
 def initial_parameters(experiment: Experiment, seed: int, threads: int = 1) -> dict[str, Array32]:
-    """The initial value of every parameter, by name: a function of the seed and the names alone."""
+    """The initial value of every parameter and buffer, by name: a function of the seed and the names alone."""
     return {p.name: initial_value(p.initializer, p.shape, seed, p.name, threads) for p in experiment.parameters}
 
 
@@ -26,7 +26,7 @@ def state_name(parameter: str, state: str) -> str:
 
 
 class Model:
-    """Device memory of an experiment's parameters and states. `state` keys are PARAMETER:STATE."""
+    """Device memory of an experiment's parameters (buffers among them) and states. `state` keys are PARAMETER:STATE."""
 
     def __init__(self, device: Device, experiment: Experiment) -> None:
         self.device = device
@@ -55,7 +55,7 @@ class Model:
         """Give an executable the parameters and states it names."""
         for external in executable.externals:
             kind, _, name = external.partition(":")
-            if kind == "parameter":
+            if kind in ("parameter", "buffer"):
                 executable.bind(external, self.parameters[name])
             elif kind == "state":
                 executable.bind(external, self.states[name])
@@ -72,5 +72,5 @@ def type_of(parameter: Parameter) -> TensorType:
 
 
 def parameter_count(experiment: Experiment) -> int:
-    """Numbers in all parameters."""
-    return sum(type_of(p).elements for p in experiment.parameters)
+    """Numbers in all parameters, buffers aside."""
+    return sum(type_of(p).elements for p in experiment.parameters if not p.buffer)

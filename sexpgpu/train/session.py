@@ -96,7 +96,8 @@ def prepare(
         feed = given_feed(batches, experiment.headers[options.data], graphs.training, *counts)
     total = total_steps(experiment, settings, feed)
     # Before anything is allocated: what the parameters and states alone need.
-    refuse_beyond_memory(parameter_count(experiment) * 4 + sum(prod(s.shape) for s in experiment.states) * 4, device)
+    shapes = [p.shape for p in experiment.parameters] + [s.shape for s in experiment.states]
+    refuse_beyond_memory(sum(4 * prod(shape) for shape in shapes), device)
     model = Model(device, experiment)
     step = Step(device, experiment, graphs, model, feed, settings.seed, total, exchange)
     evaluators = tuple(_evaluators(experiment, settings, device, model, exchange))
@@ -194,8 +195,10 @@ def header(session: Session, source: str, digest: str) -> str:
     """The first words of a run: experiment, device, parameters, step."""
     experiment, feed = session.experiment, session.step.feed
     count = parameter_count(experiment)
-    fixed = sum(prod(p.shape) for p in experiment.parameters if not p.trainable)
-    trained = f", {fixed:,} not trained" if fixed else ""
+    parameters = [p for p in experiment.parameters if not p.buffer]
+    buffered = sum(prod(p.shape) for p in experiment.parameters if p.buffer)
+    fixed = sum(prod(p.shape) for p in parameters if not p.trainable)
+    trained = (f", {fixed:,} not trained" if fixed else "") + (f", {buffered:,} in buffers" if buffered else "")
     tokens = feed.portions.step_examples * session.tokens_per_example
     shape = f"{session.microbatches} × {feed.portions.batch}" + (
         f" × {session.tokens_per_example}" if session.tokens_per_example > 1 else ""
@@ -203,7 +206,7 @@ def header(session: Session, source: str, digest: str) -> str:
     rows = {
         "experiment": f"{experiment.name} ({source}), hash {digest[:8]}",
         "device": f"{session.device.description}, {counted(session.exchange.world.size, 'rank')}",
-        "parameters": f"{count:,} in {counted(len(experiment.parameters), 'tensor')}{trained}",
+        "parameters": f"{count:,} in {counted(len(parameters), 'tensor')}{trained}",
         "a step": f"{tokens:,} {unit_of(session)} ({shape}), {counted(session.total_steps, 'step')}",
     }
     lanes = lanes_line(session.microbatches, session.exchange.world.size, experiment.options.sum_lanes or MOST_LANES)

@@ -60,8 +60,10 @@ class Step:
         model.bind(self.training)
         model.bind(self.update)
         trained = tuple(p for p in experiment.parameters if p.trainable)
+        updated = tuple(p for p in experiment.parameters if f"update:{p.name}" in graphs.training.outputs)
+        options = experiment.options
         self.gradients = GradientSum(
-            device, trained, feed.microbatches(1), experiment.options.sum_lanes, self.exchange, experiment.options.short
+            device, trained, feed.microbatches(1), options.sum_lanes, self.exchange, options.short, updated
         )
         self.gradients.bind(self.training, self.gradients.landing)
         self.gradients.bind(self.update, self.gradients.total)
@@ -84,6 +86,7 @@ class Step:
             raise self._not_finite(step, losses, loss, norm)
         hosts = self.hosts(step)
         hosts["gradient-scale"] = correction * self._clip(norm, hosts)
+        hosts["microbatches"] = self.feed.microbatches(step)
         self.update.run(hosts, Counter(0, step))
         rate = self.experiment.learning_rate
         return StepResult(loss, weight, norm, None if rate is None else float(evaluate(rate, hosts)))

@@ -53,9 +53,12 @@ class Graphs:
 
     def _training(self, options: RunOptions) -> None:
         form = self.reader.keys.get("loss")
-        value = self._value(form, self.training, options.data, Context(training=True, steps=True), in_loss=True)
+        real = (lambda: self._mask(options.data).real) if options.short else None
+        value = self._value(form, self.training, options.data, Context(training=True, steps=True, real=real), in_loss=True)
         mask = self._mask(options.data) if options.short and value is not POISON else None
         self._sums(self.training, value, mask, form, "the loss", "loss", "weight")
+        for name, (node, _) in self.machine.parameters.updates.items():
+            self.training.outputs[f"update:{name}"] = node
 
     def _value(self, form: Form | None, graph: Graph, data: str, context: Context, in_loss: bool = False) -> Value:
         """The value of an expression of the run: scopes start at the root, the loader's fields are in scope."""

@@ -113,6 +113,17 @@ def as_tensor(graph: Graph, value: Value, name: str, dtype: Dtype | None = None)
     return fill(graph, value, dtype, (), name)
 
 
+def fitting(graph: Graph, value: Value, shape: tuple[int, ...], what: str) -> Node:
+    """What an f32 state or buffer becomes: a value of the shape that it has."""
+    if is_number(value) or isinstance(value, Scalar):
+        return fill(graph, value, "f32", shape, what)
+    if not isinstance(value, Node) or value.dtype == "bool":
+        raise Problem("E-TYPE-001", f"{what} must become a tensor f32{list(shape)}, not {describe(value)}")
+    if value.shape != shape:
+        raise Problem("E-SHAPE-001", f"{what} must become f32{list(shape)}, not {value.type}")
+    return cast(value, "f32")
+
+
 def operands(graph: Graph, name: str, values: Sequence[Value], dtype: Dtype) -> tuple[list[Node], Labels]:
     """The values as tensors of one dtype and one shape."""
     types = [v.tensor for v in values if isinstance(v, Node)]

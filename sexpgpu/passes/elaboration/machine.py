@@ -68,10 +68,12 @@ class Context:
 
     steps     `step`, `updates`, `total-steps` may be read
     training  the value of `training`, None where there is none
+    real      the field `real`, where a batch may have fewer real examples than rows
     """
 
     training: bool | None = None
     steps: bool = False
+    real: Callable[[], Node] | None = None
 
 
 class Wrong(Exception):

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from sexpgpu.errors import nearest
 from sexpgpu.initial import INITIALIZERS, Initializer
-from sexpgpu.ir.graph import Node
+from sexpgpu.ir.graph import Node, Origin
 from sexpgpu.passes.elaboration import values
+from sexpgpu.passes.elaboration.lowering import fitting
 from sexpgpu.passes.elaboration.machine import Machine
-from sexpgpu.passes.elaboration.scope import Scope
+from sexpgpu.passes.elaboration.scope import Scope, kind_of
 from sexpgpu.passes.elaboration.shaping import relabelled
 from sexpgpu.passes.elaboration.table import row
 from sexpgpu.passes.elaboration.values import Builtin, LoaderName, Problem, Value, Weighted, boolean, describe, number
@@ -47,22 +48,58 @@ def _open_scope(m: Machine, what: str) -> Scope:
 def _param(
     m: Machine, name: Value, size: Value, start: Value, decay: Value, trainable: Value, share: Value
 ) -> Node:
-    scope = _open_scope(m, "param")
-    if not isinstance(name, str) or not name:
-        raise Problem("E-TYPE-001", f"param: the name is a text, not {describe(name)}")
+    path, origin = _place(m, "param", name)
     shape, labels = values.shape(size, f"param {name}")
     decays = len(shape) >= 2 if decay is None else boolean(decay, "param: :decay")
+    trained = boolean(trainable, "param: :trainable")
+    made = Parameter(path, shape, initializer(start), decays, trained, origin, labels)
+    return _declared(m, "param", made, share)
+
+
+def _buffer(m: Machine, name: Value, size: Value, start: Value, share: Value) -> Node:
+    path, origin = _place(m, "buffer", name)
+    shape, labels = values.shape(size, f"buffer {name}")
+    made = Parameter(path, shape, initializer(start), False, False, origin, labels, buffer=True)
+    return _declared(m, "buffer", made, share)
+
+
+def _place(m: Machine, what: str, name: Value) -> tuple[str, Origin]:
+    """The path that a name has here, and what to remember of the place."""
+    scope = _open_scope(m, what)
+    if not isinstance(name, str) or not name:
+        raise Problem("E-TYPE-001", f"{what}: the name is a text, not {describe(name)}")
     assert m.here is not None
-    made = Parameter(
-        scope.inner_path(name), shape, initializer(start), decays, boolean(trainable, "param: :trainable"),
-        m.origin(m.here), labels,
-    )  # fmt: skip
-    shares = boolean(share, "param: :share") or scope.share
+    return scope.inner_path(name), m.origin(m.here)
+
+
+def _declared(m: Machine, what: str, made: Parameter, share: Value) -> Node:
+    shares = boolean(share, f"{what}: :share") or _open_scope(m, what).share
     # The node first: a shape that is too large is refused before the parameter is known.
-    attributes = {"kind": "parameter", "name": made.name, "dtype": "f32", "shape": made.shape}
-    node = m.graph.add("input", (), attributes, labels=labels or None)
+    attributes = {"kind": kind_of(made), "name": made.name, "dtype": "f32", "shape": made.shape}
+    node = m.graph.add("input", (), attributes, labels=made.labels or None)
     m.parameters.declare(made, shares)
-    return relabelled(node, labels)
+    return relabelled(node, made.labels)
+
+
+def _update(m: Machine, buffer: Value, value: Value) -> None:
+    """What a buffer is after the step. Where `training` is false nothing is updated."""
+    _open_scope(m, "update")
+    if not isinstance(buffer, Node) or buffer.op != "input" or buffer.attributes["kind"] != "buffer":
+        raise Problem("E-TYPE-001", f"update takes a buffer, not {describe(buffer)}")
+    name = buffer.attributes["name"]
+    node = fitting(m.graph, value, buffer.shape, f"the buffer {name}")
+    if m.context.training:
+        m.parameters.update(name, node, m.here)
+
+
+def _real_rows(m: Machine, x: Value) -> Node | None:
+    """`real`, bool[batch 1 …], where rows of X may repeat the last example of a short batch, else nil."""
+    if m.context.real is None or not isinstance(x, Node) or m.in_body:
+        return None
+    real = m.context.real()
+    if not x.shape or x.shape[0] != real.shape[0]:
+        return None
+    return m.graph.add("reshape", (real,), {"shape": (*real.shape, *(1 for _ in x.shape[1:]))})
 
 
 def _random(m: Machine, size: Value) -> Node:
@@ -113,6 +150,9 @@ def rows() -> list[Builtin]:
     """The rows of this table."""
     return [
         row("(param NAME S INIT :decay nil :trainable true :share false)", _param, "The parameter NAME of this scope."),
+        row("(buffer NAME S INIT :share false)", _buffer, "The buffer NAME of this scope: state that no gradient trains."),
+        row("(update B V)", _update, "In :loss: after the step the buffer B is the mean of V over its microbatches."),
+        row("(real-rows X)", _real_rows, "Where X's rows may repeat a short batch's last example: which do not; else nil."),
         row("(normal STD)", _initializer("normal"), "Initial values: normal with mean 0."),
         row("(trunc-normal STD)", _initializer("trunc-normal"), "Initial values: normal, cut at two deviations."),
         row("(uniform LO HI)", _initializer("uniform"), "Initial values: uniform."),

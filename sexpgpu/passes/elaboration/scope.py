@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sexpgpu.initial import Initializer
-from sexpgpu.ir.graph import Origin
+from sexpgpu.ir.graph import Node, Origin
 from sexpgpu.passes.elaboration.values import Labels, Problem
 from sexpgpu.passes.experiment import Parameter
 from sexpgpu.source import Span
@@ -53,6 +53,8 @@ class Parameters:
     model: dict[str, Parameter] = field(default_factory=dict)
     seen: dict[str, Span | None] = field(default_factory=dict)
     in_loss: bool = True
+    # What `:loss` sets its buffers to, and where.
+    updates: dict[str, tuple[Node, Span | None]] = field(default_factory=dict)
 
     def begin(self, in_loss: bool) -> None:
         """Another expression starts at the root."""
@@ -66,11 +68,11 @@ class Parameters:
             first = self.seen[name]
             notes = [f"first at {first.place}"] if first is not None else []
             notes.append("give one a :name, or :share true to use the same parameter")
-            raise Problem("E-NAME-003", f"the parameter {name} stands twice", notes=notes)
+            raise Problem("E-NAME-003", f"the {kind_of(made)} {name} stands twice", notes=notes)
         before = self.model.get(name)
         if before is None and not self.in_loss:
             note = "the model's parameters are those of :loss"
-            raise Problem("E-NAME-007", f"the parameter {name} is not reached by :loss", notes=[note])
+            raise Problem("E-NAME-007", f"the {kind_of(made)} {name} is not reached by :loss", notes=[note])
         self.seen.setdefault(name, place)
         if before is None:
             self.model[name] = made
@@ -78,11 +80,25 @@ class Parameters:
         different = _difference(before, made)
         if different is not None:
             notes = [f"first at {before.origin.span.place}"] if before.origin.span is not None else []
-            raise Problem("E-NAME-004", f"the parameter {name} was declared with another {different}", notes=notes)
+            raise Problem("E-NAME-004", f"the {kind_of(before)} {name} was declared with another {different}", notes=notes)
         return before
+
+    def update(self, name: str, value: Node, place: Span | None) -> None:
+        """The value that a buffer has after the step; two of one buffer are E-NAME-003."""
+        if name in self.updates:
+            first = self.updates[name][1]
+            notes = [f"first at {first.place}"] if first is not None else []
+            raise Problem("E-NAME-003", f"the buffer {name} is updated twice", notes=notes)
+        self.updates[name] = value, place
+
+
+def kind_of(made: Parameter) -> str:
+    return "buffer" if made.buffer else "parameter"
 
 
 def _difference(a: Parameter, b: Parameter) -> str | None:
+    if a.buffer != b.buffer:
+        return f"kind: it is a {kind_of(a)}, here a {kind_of(b)}"
     if a.shape != b.shape:
         return f"shape: {list(a.shape)}, here {list(b.shape)}"
     if a.initializer != b.initializer:

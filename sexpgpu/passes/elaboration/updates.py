@@ -11,7 +11,7 @@ from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.host import Expression
 from sexpgpu.lang.forms import Form, Listing, Symbol, Text
 from sexpgpu.passes.elaboration.compile import Compiler
-from sexpgpu.passes.elaboration.lowering import broadcast, cast, fill
+from sexpgpu.passes.elaboration.lowering import broadcast, fill, fitting
 from sexpgpu.passes.elaboration.machine import Context, Machine, UpdateState, Wrong
 from sexpgpu.passes.elaboration.scope import Parameters, Scope
 from sexpgpu.passes.elaboration.values import POISON, OptimizerCall, Problem, Scalar, Value, describe, is_number, plain
@@ -19,6 +19,7 @@ from sexpgpu.passes.experiment import Parameter, State
 from sexpgpu.source import Span
 
 GRADIENT_SCALE = ("runtime", "gradient-scale")
+MICROBATCHES = ("runtime", "microbatches")
 
 
 def glob(pattern: str) -> re.Pattern[str]:
@@ -75,8 +76,10 @@ def learning_rate(choices: Choices) -> Expression | None:
     return ("number", plain(value)) if is_number(value) else None
 
 
-def update_graph(machine: Machine, parameters: Sequence[Parameter], choices: Choices) -> tuple[Graph, list[State]]:
-    """New parameters and states from parameters, gradients and states."""
+def update_graph(
+    machine: Machine, parameters: Sequence[Parameter], choices: Choices, updated: Sequence[Parameter]
+) -> tuple[Graph, list[State]]:
+    """New parameters and states from parameters, gradients and states; new buffers from the sums of what they become."""
     graph = Graph("update")
     states: list[State] = []
     machine.graph, machine.scope, machine.context = graph, Scope(), Context(training=None, steps=True)
@@ -84,6 +87,10 @@ def update_graph(machine: Machine, parameters: Sequence[Parameter], choices: Cho
     for parameter in parameters:
         call = next(call for pattern, call in choices if pattern.match(parameter.name))
         states += _one_parameter(machine, graph, parameter, call)
+    for buffer in updated:
+        attributes = {"kind": "update", "name": buffer.name, "dtype": "f32", "shape": buffer.shape}
+        count = broadcast(graph.add("host", (), {"expression": MICROBATCHES}), buffer.shape)
+        graph.outputs[f"buffer:{buffer.name}"] = graph.add("div", (graph.add("input", (), attributes), count))
     return graph, states
 
 
@@ -105,7 +112,7 @@ def _one_parameter(machine: Machine, graph: Graph, parameter: Parameter, call: O
         made = machine.invoke(call.closure, places, [p, gradient, *[v for _, v in call.keywords]], span)
         if made is not POISON:
             what = f"{function.name}: the parameter {parameter.name}"
-            graph.outputs[f"parameter:{parameter.name}"] = declared.fitting(made, shape, what)
+            graph.outputs[f"parameter:{parameter.name}"] = fitting(graph, made, shape, what)
             for name, (_, node, new) in declared.made.items():
                 graph.outputs[f"state:{parameter.name}:{name}"] = node if new is None else new
     except Problem as problem:
@@ -139,25 +146,16 @@ class _States:
         if name not in self.made:
             raise Problem("E-NAME-001", f"update: no state {name}")
         state, node, _ = self.made[name]
-        self.made[name] = (state, node, self.fitting(value, state.shape, f"the state {name}"))
-
-    def fitting(self, value: Value, shape: tuple[int, ...], what: str) -> Node:
-        """A new value of the shape that the old one has."""
-        if is_number(value) or isinstance(value, Scalar):
-            return fill(self.graph, value, "f32", shape, what)
-        if not isinstance(value, Node) or value.dtype == "bool":
-            raise Problem("E-TYPE-001", f"{what} must become a tensor f32{list(shape)}, not {describe(value)}")
-        if value.shape != shape:
-            raise Problem("E-SHAPE-001", f"{what} must become f32{list(shape)}, not {value.type}")
-        return cast(value, "f32")
+        self.made[name] = (state, node, fitting(self.graph, value, state.shape, f"the state {name}"))
 
 
 def freeze(parameters: Mapping[str, Parameter], patterns: Sequence[tuple[str, Span]]) -> list[Parameter]:
     """The parameters, those that a pattern matches untrainable. A pattern that matches none is E-NAME-001."""
+    names = [name for name, p in parameters.items() if not p.buffer]
     matchers = [glob(p) for p, _ in patterns]
     for matcher, (pattern, span) in zip(matchers, patterns, strict=True):
-        if not any(matcher.match(name) for name in parameters):
-            close = nearest(pattern, list(parameters))
+        if not any(matcher.match(name) for name in names):
+            close = nearest(pattern, names)
             notes = [f"did you mean {close}?"] if close else []
             raise Error("E-NAME-001", f":freeze: no parameter matches {pattern}", span, notes=notes)
     return [replace(p, trainable=p.trainable and not any(m.match(p.name) for m in matchers)) for p in parameters.values()]
