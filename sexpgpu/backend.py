@@ -109,7 +109,17 @@ class Device(Protocol):
 
     def read(self, memory: Any) -> Array: ...
 
-    def prepare(self, graph: Graph, seed: int) -> Executable: ...
+    def landing(self, type: TensorType) -> Any:
+        """Memory in which a graph leaves results that are read before another graph runs: values of the graph may lie
+        there until the results come, so that both need little more than one of them."""
+        ...
+
+    def prepare(
+        self, graph: Graph, seed: int, lands: Mapping[str, Any] | None = None, keeps: Any = None
+    ) -> Executable:
+        """The graph ready to run. `lands`: parts of a landing memory for bound outputs, by name; `keeps`: a landing
+        memory whose results this graph leaves alone, because it reads them."""
+        ...
 
     def add(self, target: Any, source: Any) -> None:
         """target += source, f32, element by element."""

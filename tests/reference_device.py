@@ -107,9 +107,15 @@ class ReferenceDevice:
     def read(self, memory: ReferenceMemory) -> NDArray[Any]:
         return memory.array.copy()
 
-    def prepare(self, graph: Graph, seed: int) -> ReferenceExecutable:
-        self.executables.append(ReferenceExecutable(graph, seed))
-        return self.executables[-1]
+    def landing(self, type: TensorType) -> ReferenceMemory:
+        return self.allocate(type)
+
+    def prepare(self, graph: Graph, seed: int, lands: Any = None, keeps: Any = None) -> ReferenceExecutable:
+        made = ReferenceExecutable(graph, seed)
+        for name, memory in (lands or {}).items():
+            made.bind(name, memory)
+        self.executables.append(made)
+        return made
 
     def add(self, target: ReferenceMemory, source: ReferenceMemory) -> None:
         target.array[...] += source.array

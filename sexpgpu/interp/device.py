@@ -14,10 +14,11 @@ from sexpgpu.interp.cache import processor
 from sexpgpu.interp.executor import Engine
 from sexpgpu.interp.executor import Executable as LoadedPlan
 from sexpgpu.ir.graph import Graph
-from sexpgpu.ir.types import TensorType
+from sexpgpu.ir.types import SIZES, TensorType
 from sexpgpu.ops.pointwise import numpy_dtype
 from sexpgpu.plan.build import bound_outputs, plan
 from sexpgpu.plan.kernel import Generated, Plan, Product
+from sexpgpu.plan.lifetime import aligned
 from sexpgpu.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,10 +38,26 @@ class CpuMemory:
     array: Array
 
 
+@dataclass(frozen=True)
+class ArenaMemory:
+    """A contiguous tensor in the arena that all graphs share, whose place is known when the first of them runs."""
+
+    type: TensorType
+    engine: Engine
+    offset_bytes: int
+
+    @property
+    def array(self) -> Array:
+        flat = self.engine.arena()[self.offset_bytes : self.offset_bytes + self.type.size_bytes]
+        made: Array = flat.view(numpy_dtype(self.type.dtype)).reshape(self.type.shape)
+        return made
+
+
 class CpuExecutable:
     """A graph that is ready to run on the CPU."""
 
     def __init__(self, graph: Graph, made: Plan, loaded: LoadedPlan, lowering: Lowering) -> None:
+        self._late: dict[str, ArenaMemory] = {}
         self.graph = graph
         self.plan = made
         self.loaded = loaded
@@ -54,10 +71,15 @@ class CpuExecutable:
     def externals(self) -> Mapping[str, TensorType]:
         return self.plan.externals
 
-    def bind(self, name: str, memory: CpuMemory) -> None:
-        self.loaded.bind(name, memory.array)
+    def bind(self, name: str, memory: CpuMemory | ArenaMemory) -> None:
+        if isinstance(memory, ArenaMemory):
+            self._late[name] = memory
+        else:
+            self.loaded.bind(name, memory.array)
 
     def run(self, hosts: Mapping[str, float], counter: Counter) -> None:
+        for name, memory in self._late.items():
+            self.loaded.bind(name, memory.array)
         self.loaded.run(hosts, counter.microbatch, counter.step)
 
     def output(self, name: str) -> Array:
@@ -88,7 +110,14 @@ class CpuDevice:
         self._held_bytes += type.size_bytes
         return CpuMemory(type, np.zeros(type.shape, numpy_dtype(type.dtype)))
 
-    def part(self, memory: CpuMemory, offset_elements: int, type: TensorType) -> CpuMemory:
+    def landing(self, type: TensorType) -> ArenaMemory:
+        return ArenaMemory(type, self.engine, 0)
+
+    def part(
+        self, memory: CpuMemory | ArenaMemory, offset_elements: int, type: TensorType
+    ) -> CpuMemory | ArenaMemory:
+        if isinstance(memory, ArenaMemory):
+            return ArenaMemory(type, self.engine, memory.offset_bytes + offset_elements * SIZES[memory.type.dtype])
         flat = memory.array.reshape(-1)[offset_elements : offset_elements + type.elements]
         return CpuMemory(type, flat.reshape(type.shape))
 
@@ -97,18 +126,26 @@ class CpuDevice:
         self._held_bytes += array.nbytes
         return CpuMemory(TensorType("f32", array.shape), array)
 
-    def write(self, memory: CpuMemory, array: Array) -> None:
+    def write(self, memory: CpuMemory | ArenaMemory, array: Array) -> None:
         memory.array[...] = array
 
-    def read(self, memory: CpuMemory) -> Array:
+    def read(self, memory: CpuMemory | ArenaMemory) -> Array:
         return memory.array.copy()
 
-    def prepare(self, graph: Graph, seed: int) -> CpuExecutable:
-        made = plan(graph, aliases=bound_outputs(graph), keep_values=self.keep_values)
-        loaded = self.engine.load(made, seed)
-        return CpuExecutable(graph, made, loaded, self._lowering(graph, made))
+    def prepare(
+        self,
+        graph: Graph,
+        seed: int,
+        lands: Mapping[str, ArenaMemory] | None = None,
+        keeps: ArenaMemory | None = None,
+    ) -> CpuExecutable:
+        landing = {name: memory.offset_bytes for name, memory in (lands or {}).items()}
+        made = plan(graph, aliases=bound_outputs(graph), keep_values=self.keep_values, landing=landing)
+        base = 0 if keeps is None else aligned(keeps.offset_bytes + keeps.type.size_bytes)
+        loaded = self.engine.load(made, seed, base)
+        return CpuExecutable(graph, made, loaded, self._lowering(graph, made, base))
 
-    def _lowering(self, graph: Graph, made: Plan) -> Lowering:
+    def _lowering(self, graph: Graph, made: Plan, base: int) -> Lowering:
         products = sum(isinstance(launch, Product) for launch in made.launches)
         fused = sum(isinstance(x, Generated) and _computes(x) > 1 for x in made.launches)
         return Lowering(
@@ -116,18 +153,18 @@ class CpuDevice:
             kernels=len(made.launches) - products,
             fused=fused,
             products=products,
-            arena_bytes=made.arena_bytes,
+            arena_bytes=base + made.arena_bytes,
             product_engine=self.engine.product_engine,
             notes=tuple(self.engine.notes),
         )
 
-    def add(self, target: CpuMemory, source: CpuMemory) -> None:
+    def add(self, target: CpuMemory | ArenaMemory, source: CpuMemory | ArenaMemory) -> None:
         np.add(target.array, source.array, out=target.array)
 
-    def copy(self, target: CpuMemory, source: CpuMemory) -> None:
+    def copy(self, target: CpuMemory | ArenaMemory, source: CpuMemory | ArenaMemory) -> None:
         np.copyto(target.array, source.array)
 
-    def square_sum(self, memory: CpuMemory) -> float:
+    def square_sum(self, memory: CpuMemory | ArenaMemory) -> float:
         flat = memory.array.reshape(-1)
         parts = [np.square(flat[i : i + CHUNK], dtype=np.float64).sum() for i in range(0, flat.size, CHUNK)]
         return float(np.sum(parts))

@@ -74,9 +74,10 @@ class Engine:
         missing = "products: no OpenBLAS is found beside NumPy or SciPy; own loops are used, which are slow"
         return [*self.cache.report, *([] if self.blas else [missing])]
 
-    def load(self, plan: Plan, seed: int = 0) -> Executable:
-        """The plan with its kernels compiled or loaded; buffers are bound afterwards."""
-        return Executable(plan, self, seed)
+    def load(self, plan: Plan, seed: int = 0, base_bytes: int = 0) -> Executable:
+        """The plan with its kernels compiled or loaded; buffers are bound afterwards. Its values lie in the arena from
+        `base_bytes` on."""
+        return Executable(plan, self, seed, base_bytes)
 
     def close(self) -> None:
         self.workers.close()
@@ -115,13 +116,15 @@ class _Written:
 class Executable:
     """A loaded plan. Bind every external buffer, then `run` as often as wanted, then read outputs."""
 
-    def __init__(self, plan: Plan, engine: Engine, seed: int) -> None:
+    def __init__(self, plan: Plan, engine: Engine, seed: int, base_bytes: int = 0) -> None:
         self.plan = plan
+        self._base_bytes = base_bytes
+        self._arena: Array | None = None
         self.engine = engine
         self.kernels = load_kernels(
             dict(_wanted(launch, engine.blas) for launch in plan.launches), engine.cache, engine.threads
         )
-        engine.reserve(plan.arena_bytes)
+        engine.reserve(base_bytes + plan.arena_bytes)
         self._memory = _Memory([self._own(number) for number in range(len(plan.buffers))])
         self._numbers = {b.name: n for n, b in enumerate(plan.buffers) if b.kind == "external"}
         self._written = self._host_places(seed)
@@ -170,7 +173,8 @@ class Executable:
             counter[:] = (0, microbatch, step)
         for _, flag in self._written.flags:
             flag[:] = 0
-        if self._tape is None:
+        # The arena grows, elsewhere, when a larger plan is loaded.
+        if self._tape is None or self._arena is not self.engine.arena():
             self._tape = self._record()
         self.engine.workers.run(self._tape)
 
@@ -192,10 +196,11 @@ class Executable:
         """The tape for the memory that is bound now."""
         missing = [name for name, number in self._numbers.items() if self._memory.arrays[number] is None]
         assert not missing, f"not bound: {missing}"
-        arena = self.engine.arena()
+        self._arena = self.engine.arena()
+        values = self._arena[self._base_bytes :]
         for number, buffer in enumerate(self.plan.buffers):
             if buffer.kind == "arena":
-                self._memory.arrays[number] = arena[buffer.offset : buffer.offset + buffer.size_bytes]
+                self._memory.arrays[number] = values[buffer.offset : buffer.offset + buffer.size_bytes]
         self._tables = []
         made = [self._record_of(launch) for launch in self.plan.launches]
         return record_tape([record for record, _ in made], max((scratch for _, scratch in made), default=0))

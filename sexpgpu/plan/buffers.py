@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 from sexpgpu.ir.graph import Node
@@ -21,8 +22,11 @@ COUNTER_BYTES, KEY_BYTES, HOST_BYTES, FLAG_BYTES = 16, 8, 4, 16
 class Buffers:
     """Collects storages while launches are made; `finish` places the arena."""
 
-    def __init__(self, keep_values: bool) -> None:
+    def __init__(self, keep_values: bool, landing: Mapping[str, int]) -> None:
         self.keep_values = keep_values
+        # Bound outputs that have a fixed place in the arena, in bytes, and the numbers of their buffers.
+        self.landing = landing
+        self.landed: dict[int, Life] = {}
         self.storage: dict[Node, Storage] = {}
         self.claimed: dict[Node, str] = {}
         # Values whose memory is given before they are made.
@@ -48,7 +52,10 @@ class Buffers:
         """The storage of an external buffer of the node's type."""
         if name not in self._numbers:
             self._numbers[name] = self._new(name)
-            self.externals[name] = node.tensor
+            if name in self.landing:
+                self.landed[self._numbers[name]] = Life(node.tensor.size_bytes, FOREVER, FOREVER, self.landing[name])
+            else:
+                self.externals[name] = node.tensor
         return Storage(Place(self._numbers[name]), contiguous(node.shape), SIZES[node.dtype])
 
     def external(self, node: Node) -> None:
@@ -136,16 +143,20 @@ class Buffers:
             outputs = {
                 name: (Place(stands.get(at.buffer, at.buffer), at.offset), type_) for name, (at, type_) in outputs.items()
             }
+        for moment, launch in enumerate(launches):
+            for at in places_of(launch):
+                if at.buffer in self.landed:
+                    self.landed[at.buffer].first = min(self.landed[at.buffer].first, moment)
         used = [life for life in self.lives.values() if life.last >= 0]
-        arena_bytes = place(used)
+        arena_bytes = place(used, tuple(self.landed.values()))
         counts = ((HOST_BYTES, self.hosts), (KEY_BYTES, self.randoms), (FLAG_BYTES, self.flags))
         runtime = (*(size * len(held) for size, held in counts), COUNTER_BYTES)
         buffers: list[Buffer] = []
         for number, name in enumerate(self.names):
             if number < len(runtime):
                 buffers.append(Buffer(name, aligned(runtime[number]), "runtime"))
-            elif number in self.lives:
-                life = self.lives[number]
+            elif number in self.lives or number in self.landed:
+                life = self.lives[number] if number in self.lives else self.landed[number]
                 buffers.append(Buffer(name, life.size_bytes, "arena", life.offset))
             elif name in self.externals:
                 buffers.append(Buffer(name, self.externals[name].size_bytes, "external"))

@@ -29,26 +29,34 @@ def bound_outputs(graph: Graph) -> dict[str, str]:
 
 
 @uncollected()
-def plan(graph: Graph, *, aliases: Mapping[str, str] | None = None, keep_values: bool = False) -> Plan:
+def plan(
+    graph: Graph,
+    *,
+    aliases: Mapping[str, str] | None = None,
+    keep_values: bool = False,
+    landing: Mapping[str, int] | None = None,
+) -> Plan:
     """The plan of a graph.
 
     aliases      output name → name of the external buffer that it is written to (`parameter:…`, `gradient:…`); an input
                  of that name may be read by the same graph: it is replaced once nothing reads its old value
     keep_values  every node a kernel of its own, every value kept (the reference executor)
+    landing      external buffers that stand in the arena itself: name → byte offset there. They hold what was written to
+                 them when a call is done; other values may lie there until then
     """
     flat = inline(graph) if keep_values else lower(inline(graph))
     fusion = fuse(flat.graph, keep_values=keep_values)
     sources = [node.index for node in flat.sources]
-    return _Builder(fusion, sources, aliases or {}, keep_values).run()
+    return _Builder(fusion, sources, aliases or {}, Buffers(keep_values, landing or {})).run()
 
 
 class _Builder:
-    def __init__(self, fusion: Fusion, sources: list[int], aliases: Mapping[str, str], keep_values: bool) -> None:
+    def __init__(self, fusion: Fusion, sources: list[int], aliases: Mapping[str, str], buffers: Buffers) -> None:
         self.fusion = fusion
         self.graph = fusion.graph
         self.outputs = set(fusion.graph.outputs.values())
         self.sources = sources
-        self.buffers = Buffers(keep_values)
+        self.buffers = buffers
         self.launches: list[Launch] = []
         self.aliases = aliases
         self.pending_copies: list[tuple[Node, Storage]] = []

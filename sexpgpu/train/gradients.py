@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
+import numpy as np
+
 from sexpgpu.device import Device, Executable
 from sexpgpu.dist.exchange import Exchange, SingleRank
 from sexpgpu.dist.reduction import MOST_LANES, SumPlan
@@ -71,12 +73,13 @@ class GradientSum:
         self.device = device
         exchange = exchange or SingleRank()
         self.offsets: dict[str, tuple[int, TensorType]] = {}
+        self._gaps: list[tuple[int, int]] = []
         of_gradients = self._place("gradient", parameters, 0)
         self.type = TensorType("f32", (max(self._place("update", updated, of_gradients), 1),))
         self._gradients = TensorType("f32", (max(of_gradients, 1),))
         counts = range(1, calls + 1) if short else (calls,)
         self.exchange = exchange.gradients(self.type.elements, counts, lanes or MOST_LANES)
-        self.landing: Any = device.allocate(self.type)
+        self.landing: Any = device.landing(self.type)
         shared = self.exchange.arrays
         # Memory that ranks share is theirs already; alone, a step of one call needs no other buffer than the landing one.
         self._buffers: dict[int, Any] = {k: device.adopt(array) for k, array in enumerate(shared or ())}
@@ -94,7 +97,10 @@ class GradientSum:
         """Give each its part of the flat memory from `start` on; where the last one ends."""
         for parameter in parameters:
             self.offsets[f"{kind}:{parameter.name}"] = (start, TensorType("f32", parameter.shape))
+            end = start + prod(parameter.shape)
             start += -(-max(prod(parameter.shape), 1) // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
+            if end < start:
+                self._gaps.append((end, start - end))
         return start
 
     def moves(self, calls: int) -> tuple[Move, ...]:
@@ -110,11 +116,15 @@ class GradientSum:
         held = {id(buffer) for buffer in (self.landing, self.total, *self._buffers.values())}
         return self.type.size_bytes * len(held)
 
+    def parts(self, buffer: Any) -> dict[str, Any]:
+        """Every `gradient:…` and `update:…` in a flat buffer."""
+        return {name: self.device.part(buffer, offset, type_) for name, (offset, type_) in self.offsets.items()}
+
     def bind(self, executable: Executable, buffer: Any) -> None:
         """Let an executable's `gradient:…` and `update:…` stand in flat memory."""
-        for name, (offset, type_) in self.offsets.items():
+        for name, memory in self.parts(buffer).items():
             if name in executable.externals:
-                executable.bind(name, self.device.part(buffer, offset, type_))
+                executable.bind(name, memory)
 
     def sum(self, calls: int, call: Callable[[int], None]) -> None:
         """`call(i)` leaves the gradients of microbatch i in the landing buffer; afterwards `total` holds the sum over
@@ -124,12 +134,19 @@ class GradientSum:
             if move.kind == "call":
                 assert move.source is not None
                 call(move.source)
+                self._clear_gaps()
             elif move.kind == "add":
                 source = self.landing if move.source is None else self._buffer(move.source)
                 self.device.add(self._buffer(move.target), source)
             elif self._buffer(move.target) is not self.landing:
                 self.device.copy(self._buffer(move.target), self.landing)
         self.exchange.finish(calls)
+
+    def _clear_gaps(self) -> None:
+        """Other values lay in the landing memory before; between gradients zeros are summed."""
+        for start, size in self._gaps:
+            gap = self.device.part(self.landing, start, TensorType("f32", (size,)))
+            self.device.write(gap, np.zeros(size, np.float32))
 
     def square_sum(self) -> float:
         """Σ g² over every gradient, in float64: parts between the gradients hold zeros."""

@@ -181,7 +181,8 @@ def memory_plan(
         constants=0,
         cached=0,
         workspaces=sum(fields) + max(lowering.workspace_bytes for lowering in lowerings.values()),
-        live=lowerings[peak_at].arena_bytes,
+        # Gradients land in the arena.
+        live=max(lowerings[peak_at].arena_bytes - step.gradients.type.size_bytes, 0),
         peak_at=peak_at,
     )
 

@@ -55,17 +55,19 @@ class Step:
         self.exchange: Exchange = exchange or SingleRank()
         self.device, self.experiment, self.graphs, self.model, self.feed = device, experiment, graphs, model, feed
         self.seed, self.total_steps = seed, total_steps
-        self.training: Executable = prepared(device, graphs.training, seed, self.exchange)
-        self.update: Executable = prepared(device, graphs.update, seed, self.exchange)
-        model.bind(self.training)
-        model.bind(self.update)
         trained = tuple(p for p in experiment.parameters if p.trainable)
         updated = tuple(p for p in experiment.parameters if f"update:{p.name}" in graphs.training.outputs)
         options = experiment.options
         self.gradients = GradientSum(
             device, trained, feed.microbatches(1), options.sum_lanes, self.exchange, options.short, updated
         )
-        self.gradients.bind(self.training, self.gradients.landing)
+        landing = self.gradients.landing
+        self.training: Executable = prepared(
+            device, graphs.training, seed, self.exchange, lands=self.gradients.parts(landing)
+        )
+        self.update: Executable = prepared(device, graphs.update, seed, self.exchange, keeps=landing)
+        model.bind(self.training)
+        model.bind(self.update)
         self.gradients.bind(self.update, self.gradients.total)
         self.nominal = nominal_weight(experiment.training) * feed.microbatches(1)
         self.fields: dict[str, Any] = bind_fields(device, self.training)
@@ -131,12 +133,12 @@ class Step:
         return not_finite(f"{what} at step {step}", None)
 
 
-def prepared(device: Device, graph: Graph, seed: int, exchange: Exchange) -> Executable:
+def prepared(device: Device, graph: Graph, seed: int, exchange: Exchange, **memory: Any) -> Executable:
     """The graph on this rank's device. The first rank of a node compiles, the others find its kernels in the cache."""
-    made = device.prepare(graph, seed) if exchange.world.local_rank == 0 else None
+    made = device.prepare(graph, seed, **memory) if exchange.world.local_rank == 0 else None
     # Compiling takes as long as it takes: only the death of a rank ends the wait.
     exchange.barrier("compiling", None)
-    return device.prepare(graph, seed) if made is None else made
+    return device.prepare(graph, seed, **memory) if made is None else made
 
 
 def bind_fields(device: Device, executable: Executable) -> dict[str, Any]:
