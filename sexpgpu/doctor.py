@@ -158,7 +158,7 @@ def cpu_line() -> Line:
     whole = os.cpu_count() or cores
     count = f"{cores} of {whole} CPUs" if cores < whole else f"{cores} CPU" + ("s" if cores > 1 else "")
     try:
-        from sexpgpu.interp.device import simd_class
+        from sexpgpu.interp.processor import simd_class
 
         simd = simd_class()
     except (ImportError, OSError) as problem:

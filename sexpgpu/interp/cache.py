@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import stat
 import struct
 import tempfile
@@ -23,6 +22,7 @@ import xxhash
 
 from sexpgpu.installed import version_of
 from sexpgpu.interp.flatten import flatten
+from sexpgpu.interp.processor import processor
 
 _KERNEL, _BUNDLE = b"sxkern02", b"sxbund02"
 # magic, 1 if flat and 0 if ELF, entry, length of the code, hash of all that follows
@@ -51,6 +51,10 @@ _TRANSLATORS = (
     "codegen/numba_reductions.py",
     "codegen/numba_indexed.py",
     "codegen/numba_product.py",
+    "codegen/llvm_text.py",
+    "codegen/gemm.py",
+    "codegen/gemm_tile.py",
+    "codegen/gemm_pack.py",
 )
 
 
@@ -61,17 +65,6 @@ class Code:
     flat: bool
     entry: int
     data: bytes
-
-
-def processor() -> str:
-    """The CPU's name and features, read without LLVM where the system tells them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
-    facts = {line.partition(":")[0].strip(): line for line in reversed(lines) if line.startswith(wanted)}
-    return platform.machine() + "\n".join(facts[name] for name in sorted(facts))
 
 
 def identity() -> str:

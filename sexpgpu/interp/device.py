@@ -10,9 +10,10 @@ import numpy as np
 
 from sexpgpu.backend import Counter, DeviceKind, Lowering, OutOfRange
 from sexpgpu.installed import version_of
-from sexpgpu.interp.cache import processor
+from sexpgpu.interp import products
 from sexpgpu.interp.executor import Engine
 from sexpgpu.interp.executor import Executable as LoadedPlan
+from sexpgpu.interp.processor import simd_class
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.types import SIZES, TensorType
 from sexpgpu.ops.pointwise import numpy_dtype
@@ -146,15 +147,21 @@ class CpuDevice:
         return CpuExecutable(graph, made, loaded, self._lowering(graph, made, base))
 
     def _lowering(self, graph: Graph, made: Plan, base: int) -> Lowering:
-        products = sum(isinstance(launch, Product) for launch in made.launches)
+        launches = [launch for launch in made.launches if isinstance(launch, Product)]
         fused = sum(isinstance(x, Generated) and _computes(x) > 1 for x in made.launches)
         return Lowering(
             nodes=len(graph.nodes),
-            kernels=len(made.launches) - products,
+            kernels=len(made.launches) - len(launches),
             fused=fused,
+<<<<<<< HEAD
             products=products,
             arena_bytes=base + made.arena_bytes,
             product_engine=self.engine.product_engine,
+=======
+            products=len(launches),
+            arena_bytes=made.arena_bytes,
+            product_engine=products.described(launches, self.engine.blas),
+>>>>>>> 97ff267 (Multiply floats by an engine of our own: any place, any CPU's vectors, bf16 and f16 at its speed)
             notes=tuple(self.engine.notes),
         )
 
@@ -182,13 +189,6 @@ class CpuDevice:
 def _computes(launch: Generated) -> int:
     """How many operations a kernel computes, constants and casts of indices aside."""
     return sum(instruction.op != "constant" for instruction in launch.program.body)
-
-
-def simd_class() -> str:
-    """The widest vectors that the code is made for."""
-    features = set(processor().split())
-    widths = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("sse4_2", "SSE4.2"), ("sve", "SVE"), ("asimd", "NEON"))
-    return next((name for feature, name in widths if feature in features), "no vectors known")
 
 
 def open_cpu(settings: Settings) -> CpuDevice:

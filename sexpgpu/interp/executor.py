@@ -64,14 +64,9 @@ class Engine:
         return find_blas()
 
     @property
-    def product_engine(self) -> str:
-        """The name in the lowering report."""
-        return self.blas.name if self.blas else "own loops"
-
-    @property
     def notes(self) -> list[str]:
         """Lines of the report about what had to be done without."""
-        missing = "products: no OpenBLAS is found beside NumPy or SciPy; own loops are used, which are slow"
+        missing = "products: no OpenBLAS is found beside NumPy or SciPy; our own engine computes all of floats"
         return [*self.cache.report, *([] if self.blas else [missing])]
 
     def load(self, plan: Plan, seed: int = 0, base_bytes: int = 0) -> Executable:

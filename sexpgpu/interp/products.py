@@ -1,16 +1,23 @@
-"""Launches of products: through OpenBLAS where it takes the operands, else through plain loops of our own."""
+"""Launches of products: which engine computes each, and what its kernel needs.
+
+`own` (interp/gemm.py) takes floats in whatever place, `blas` f32 matrices of its two orders, `loops` the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from sexpgpu.codegen.numba_product import emit_blas_product, emit_plain_product
+from sexpgpu.interp import gemm
+from sexpgpu.interp.gemm import Prepared
 from sexpgpu.interp.native import Blas
+from sexpgpu.interp.processor import simd_class
 from sexpgpu.ir.types import SIZES
 from sexpgpu.plan.kernel import Matrix, Place, Product
 
@@ -66,43 +73,55 @@ def _leading(matrix: Matrix, rows: int, columns: int) -> tuple[bool, int] | None
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedProduct:
-    """A product's kernel by its text, words, tables that the words point at, units, units a block, scratch."""
-
-    kernel: str
-    words: list[int]
-    tables: Any
-    units: int
-    units_per_block: int
-    scratch_bytes: int
-    engine: bool
+Engine = Literal["own", "blas", "loops"]
 
 
 def takes_blas(launch: Product) -> bool:
     """Whether BLAS computes it. Without k there is nothing to add, and plain loops write the zeros."""
     a, b = _leading(launch.a, launch.m, launch.k), _leading(launch.b, launch.k, launch.n)
     contiguous = launch.c.column == 1 and (launch.c.row >= launch.n or launch.m <= 1)
-    return launch.dtype == "f32" and launch.k > 0 and a is not None and b is not None and contiguous
+    loops = launch.a.has_loops or launch.b.has_loops
+    return launch.dtype == "f32" and launch.k > 0 and a is not None and b is not None and contiguous and not loops
+
+
+def engine_of(launch: Product, blas: Blas | None) -> Engine:
+    """Who computes it, by its shape alone."""
+    if not gemm.takes(launch):
+        return "loops"
+    return "blas" if blas is not None and takes_blas(launch) else "own"
+
+
+def described(launches: Sequence[Product], blas: Blas | None) -> str:
+    """Which engines a plan's products take, with how many go to each."""
+    counts = Counter(engine_of(launch, blas) for launch in launches)
+    names: dict[Engine, str] = {"own": f"own {simd_class()} {gemm.tiling()}", "loops": "plain loops"}
+    if blas is not None:
+        names["blas"] = blas.name
+    return ", ".join(f"{counts[engine]} {name}" for engine, name in names.items() if counts[engine])
 
 
 def wanted(launch: Product, blas: Blas | None) -> tuple[str, Callable[[], str]]:
     """The text that says the kernel, and the call that writes its source."""
-    if blas is not None and takes_blas(launch):
-        return "product blas", emit_blas_product
+    match engine_of(launch, blas):
+        case "own":
+            return gemm.kernel_of(launch, gemm.tiling())
+        case "blas":
+            return "product blas", emit_blas_product
     unit_columns = launch.b.column == 1 or launch.n == 1
     return f"product {launch.dtype} {unit_columns}", partial(emit_plain_product, launch.dtype, unit_columns)
 
 
-def prepare(launch: Product, blas: Blas | None, address_of: Callable[[Place], int]) -> PreparedProduct:
+def prepare(launch: Product, blas: Blas | None, address_of: Callable[[Place], int]) -> Prepared:
     """Everything that a record of this product needs."""
+    engine = engine_of(launch, blas)
+    if engine == "own":
+        return gemm.prepare(launch, gemm.tiling(), address_of)
     size = SIZES[launch.dtype]
     pieces = cut(launch)
     tables = np.array([m.starts for m in (launch.a, launch.b, launch.c)], np.int64) * size
-    engine = blas is not None and takes_blas(launch)
-    head = _blas_head(launch, blas) if engine and blas is not None else _plain_head(launch)
+    head = _blas_head(launch, blas) if engine == "blas" and blas is not None else _plain_head(launch)
     row_bytes = launch.a.row * size
-    column_step = launch.b.column * (size if engine else 1)
+    column_step = launch.b.column * (size if engine == "blas" else 1)
     words = [
         *head,
         *(pieces.rows, pieces.columns, pieces.row_blocks, pieces.column_blocks),
@@ -115,8 +134,8 @@ def prepare(launch: Product, blas: Blas | None, address_of: Callable[[Place], in
     work = 2 * pieces.rows * pieces.columns * max(launch.k, 1)
     shared = work * units >= SHARED_OPERATIONS
     per_block = max(BLOCK_OPERATIONS // max(work, 1), 1) if shared else max(units, 1)
-    scratch = 0 if engine else 8 * pieces.columns
-    return PreparedProduct(wanted(launch, blas)[0], words, tables, units, per_block, scratch, engine)
+    scratch = 0 if engine == "blas" else 8 * pieces.columns
+    return Prepared(words, tables, units, per_block, scratch)
 
 
 def _blas_head(launch: Product, blas: Blas) -> list[int]:

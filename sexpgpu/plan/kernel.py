@@ -101,15 +101,26 @@ class Generated:
     nodes: tuple[int, ...] = ()
 
 
+# Loops (size, step in elements), outermost first.
+Loops = tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """A matrix operand of a product: element (i, j) of batch entry z is at start[z] + i·row + j·column; row or column is 1
-    (both may be anything where a size is 1)."""
+    (both may be anything where a size is 1). With `rows` (of a and b alone), row i is where the loops' i-th turn is, the
+    innermost turning fastest, in place of i·row; `columns` likewise."""
 
     place: Place
     row: int
     column: int
     starts: tuple[int, ...]
+    rows: Loops = ()
+    columns: Loops = ()
+
+    @property
+    def has_loops(self) -> bool:
+        return bool(self.rows or self.columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,237 @@
+"""Our own matrix product as LLVM text: c = a · b or c + a · b, from f32, bf16 or f16, its sums in f32.
+
+A unit is a block of rows and columns of one batch entry. Of a block, `panel_columns` columns and `depth` steps of k at a
+time are packed from b; then tile after tile of rows of a, packed or read where they lie, runs over those panels.
+
+Every element of c is the sum over pieces of k, in order, of sums over the piece's steps, in order: it depends on k
+alone, not on how rows and columns are cut. Results of 16 bits are summed in scratch and rounded once.
+
+Scratch, in floats: a margin, packed tiles of a, a tile of c, a margin, the packed panels of b, the sums of a block.
+"""
+
+from __future__ import annotations
+
+from sexpgpu.codegen import gemm_pack, gemm_tile
+from sexpgpu.codegen.gemm_pack import ELEMENTS, narrowed, widened
+from sexpgpu.codegen.gemm_tile import Tiling
+from sexpgpu.codegen.llvm_text import ATTRIBUTES, Function
+from sexpgpu.ir.types import SIZES
+
+# The argument words. The rows of c are cut into `tiles` of almost equal height: `taller` of them, the first, have one row
+# more than the kernel's least. Tables hold offsets in elements. A `step` is the distance along k, for operands that are
+# read where they lie (`direct`); `sums` is where the block's sums begin in scratch.
+WORDS = (
+    *("n", "k", "tiles", "taller", "block_tiles", "block_columns", "row_blocks", "column_blocks"),
+    *("a", "b", "c", "a_starts", "b_starts", "c_starts", "c_row", "adds", "depth", "panel_columns"),
+    *("a_direct", "b_direct", "a_row", "a_step", "b_step", "a_rows", "a_steps", "b_columns", "b_steps", "sums"),
+)
+# Tiles of a are packed together, so that whole cache lines are read of an a whose rows lie side by side; and so many
+# steps of k at a time, so that a line is still there for the next vector.
+MOST_DEPTH, PACKED_TILES, PACKED_STEPS, MARGIN = 512, 8, 64, 16
+
+
+def scratch_floats(tiling: Tiling, depth: int, panel_columns: int) -> int:
+    """Where the sums of a block begin."""
+    return _panels(tiling) + depth * panel_columns
+
+
+def _tile_place(tiling: Tiling) -> int:
+    return MARGIN + PACKED_TILES * MOST_DEPTH * tiling.pitch
+
+
+def _panels(tiling: Tiling) -> int:
+    return _tile_place(tiling) + tiling.rows * tiling.columns + MARGIN
+
+
+def emit_gemm(dtype: str, tiling: Tiling, rows: int) -> str:
+    """`@kernel(args, lo, hi, scratch)` and what it calls, for tiles of `rows` rows and of one more."""
+    parts = [
+        f"; a matrix product of {dtype}, tiles of {tiling}, {rows} or {rows + 1} rows",
+        gemm_tile.declarations(tiling) + gemm_pack.declarations(tiling.lanes),
+        gemm_pack.pack(dtype, tiling.lanes),
+        *(gemm_tile.tile(tiling, height) for height in (rows, rows + 1)),
+        _Driver(dtype, tiling, rows).text(),
+        ATTRIBUTES,
+    ]
+    return "\n".join(parts)
+
+
+class _Driver:
+    """The function that cuts units into tiles."""
+
+    def __init__(self, dtype: str, tiling: Tiling, rows: int) -> None:
+        self.dtype, self.tiling, self.rows = dtype, tiling, rows
+        self.f = Function("kernel", "i64 %args, i64 %lo, i64 %hi, i64 %scratch", internal=False)
+
+    def text(self) -> str:
+        f = self.f
+        args = f.pointer("%args")
+        self.word = {name: f.word(args, number) for number, name in enumerate(WORDS)}
+        scratch = f.pointer("%scratch")
+        self.tiles_of_a = f.at(scratch, MARGIN)
+        self.tile_of_c = f.at(scratch, _tile_place(self.tiling))
+        self.panels = f.at(scratch, _panels(self.tiling))
+        self.sums = f.at(scratch, self.word["sums"])
+        with f.loop("%lo", "%hi") as unit:
+            self._unit(unit)
+        return f.text()
+
+    def _unit(self, unit: str) -> None:
+        f, word = self.f, self.word
+        blocks = f.mul(word["row_blocks"], word["column_blocks"])
+        entry, block = f.divided(unit, blocks), f.remainder(unit, blocks)
+        first = f.mul(f.divided(block, word["column_blocks"]), word["block_tiles"])
+        self.tiles = f.least(word["block_tiles"], f.sub(word["tiles"], first))
+        self.i0 = self._first_row(first)
+        self.height = f.sub(self._first_row(f.add(first, self.tiles)), self.i0)
+        # Of the block's tiles so many are taller.
+        self.taller = f.sub(word["taller"], first)
+        j0 = f.mul(f.remainder(block, word["column_blocks"]), word["block_columns"])
+        end = f.add(j0, f.least(word["block_columns"], f.sub(word["n"], j0)))
+        element = ELEMENTS[self.dtype]
+
+        def start(name: str) -> str:
+            return f.at(f.pointer(word[name]), f.word(f.pointer(word[f"{name}_starts"]), entry), element)
+
+        self.a, self.b = start("a"), start("b")
+        self.c = f.at(start("c"), f.mul(self.i0, word["c_row"]), element)
+        with f.loop(j0, end, word["panel_columns"]) as j:
+            width = f.least(word["panel_columns"], f.sub(end, j))
+            # Without steps there is one empty piece, which writes zeros.
+            most = f.choose(f.test("eq", word["k"], 0), 1, word["k"])
+            with f.loop(0, most, word["depth"]) as k:
+                self._piece(j, width, k, f.least(word["depth"], f.sub(word["k"], k)))
+            if self.dtype != "f32":
+                self._round(f.at(self.c, j, element), width)
+
+    def _first_row(self, tile: str) -> str:
+        return self.f.add(self.f.mul(tile, self.rows), self.f.least(tile, self.word["taller"]))
+
+    def _piece(self, j: str, width: str, k: str, depth: str) -> None:
+        """`width` columns from j on, `depth` steps from k on."""
+        f, word, columns = self.f, self.word, self.tiling.columns
+        direct = f.test("ne", word["b_direct"], 0)
+        whole = f.divided(width, columns)
+        rest = f.sub(width, f.mul(whole, columns))
+        if self.dtype != "f32":
+            rest, whole = "0", f.divided(f.add(width, columns - 1), columns)
+        self._pack_b(j, width, k, depth, f.choose(direct, whole, 0))
+        there = f.at(f.at(self.b, j), f.mul(k, word["b_step"]))
+        b = f.let(f"select i1 {direct}, ptr {there}, ptr {self.panels}")
+        b_step = f.choose(direct, word["b_step"], columns)
+        b_panel = f.choose(direct, columns, f.mul(depth, columns))
+        last = f.at(self.panels, f.choose(direct, 0, f.mul(whole, b_panel)))
+        c, c_row, adds = f.at(self.c, j), word["c_row"], f.choose(f.test("sgt", k, 0), 1, word["adds"])
+        if self.dtype != "f32":
+            c, c_row, adds = self.sums, f.mul(whole, columns), f.choose(f.test("sgt", k, 0), 1, 0)
+        with f.loop(0, self.tiles, PACKED_TILES) as first:
+            until = f.least(f.add(first, PACKED_TILES), self.tiles)
+            with f.unless(f.test("ne", word["a_direct"], 0)):
+                self._pack_a(first, until, k, depth)
+            with f.loop(first, until) as number:
+                rows, i, kernel = self._tile(number)
+                a, a_row, a_step = self._operand_a(i, f.sub(number, first), k, depth)
+                of_a = f"i64 {depth}, ptr {a}, i64 {a_row}, i64 {a_step}"
+                of_b = f"ptr {b}, i64 {b_step}, i64 {b_panel}, i64 {whole}"
+                c_tile = f.at(c, f.mul(i, c_row))
+                f.do(f"call void {kernel}({of_a}, {of_b}, ptr {c_tile}, i64 {c_row}, i64 {adds})")
+                if self.dtype == "f32":
+                    with f.when(f.test("sgt", rest, 0)):
+                        of_b = f"ptr {last}, i64 {columns}, i64 0, i64 1"
+                        f.do(f"call void {kernel}({of_a}, {of_b}, ptr {self.tile_of_c}, i64 {columns}, i64 0)")
+                        self._edge(f.at(c_tile, f.mul(whole, columns)), rows, rest, adds)
+
+    def _tile(self, number: str) -> tuple[str, str, str]:
+        """A tile's rows, its first row in the block, its inner kernel."""
+        f = self.f
+        tall = f.test("slt", number, self.taller)
+        rows = f.choose(tall, self.rows + 1, self.rows)
+        low = f.sub(self.height, f.mul(f.sub(self.tiles, number), self.rows))
+        kernel = f.let(f"select i1 {tall}, ptr @tile_{self.rows + 1}, ptr @tile_{self.rows}")
+        return rows, f.choose(tall, f.mul(number, self.rows + 1), low), kernel
+
+    def _pack_b(self, j: str, width: str, k: str, depth: str, first: str) -> None:
+        """The panels from `first` on."""
+        f, lanes, columns = self.f, self.tiling.lanes, self.tiling.columns
+        begin = f.mul(first, columns)
+        count = f.sub(width, begin)
+        groups = f.divided(f.add(count, lanes - 1), lanes)
+        with f.loop(0, depth, PACKED_STEPS) as step, f.loop(0, groups) as number:
+            lane = f.mul(f.sub(f.sub(groups, 1), number), lanes)
+            panel = f.at(self.panels, f.mul(f.mul(f.divided(lane, columns), columns), depth))
+            out = f.at(panel, f.add(f.mul(step, columns), f.remainder(lane, columns)))
+            have = f.least(str(lanes), f.sub(count, lane))
+            at = f.add(f.add(j, begin), lane)
+            self._pack("b", "b_columns", (at, have, self.word["n"]), (k, depth, step), out, columns)
+
+    def _pack_a(self, first: str, until: str, k: str, depth: str) -> None:
+        """The tiles from `first` on."""
+        f, pitch, lanes = self.f, self.tiling.pitch, self.tiling.lanes
+        m = self._first_row(self.word["tiles"])
+        with f.loop(0, depth, PACKED_STEPS) as step, f.loop(0, f.sub(until, first)) as back:
+            number = f.sub(f.sub(until, 1), back)
+            rows, i, _ = self._tile(number)
+            groups = f.divided(f.add(rows, lanes - 1), lanes)
+            with f.loop(0, groups) as more:
+                lane = f.mul(f.sub(f.sub(groups, 1), more), lanes)
+                have = f.least(str(lanes), f.sub(rows, lane))
+                out = f.at(self._packed_a(f.sub(number, first), depth), f.add(f.mul(step, pitch), lane))
+                at = f.add(f.add(self.i0, i), lane)
+                self._pack("a", "a_rows", (at, have, m), (k, depth, step), out, pitch)
+
+    def _packed_a(self, number: str, depth: str) -> str:
+        return self.f.at(self.tiles_of_a, self.f.mul(self.f.mul(number, depth), self.tiling.pitch))
+
+    def _operand_a(self, i: str, number: str, k: str, depth: str) -> tuple[str, str, str]:
+        """The place of a tile of a, and its steps between rows and along k."""
+        f, word = self.f, self.word
+        direct = f.test("ne", word["a_direct"], 0)
+        there = f.at(f.at(self.a, f.mul(f.add(self.i0, i), word["a_row"])), f.mul(k, word["a_step"]))
+        return (
+            f.let(f"select i1 {direct}, ptr {there}, ptr {self._packed_a(number, depth)}"),
+            f.choose(direct, word["a_row"], 1),
+            f.choose(direct, word["a_step"], self.tiling.pitch),
+        )
+
+    def _pack(
+        self, name: str, table: str, lanes: tuple[str, str, str], steps: tuple[str, str, str], out: str, width: int
+    ) -> None:
+        """Lanes (first, how many, all that the table has), steps of a piece (its first, its depth, where in it)."""
+        f, word = self.f, self.word
+        (at, have, total), (k, depth, step) = lanes, steps
+        source = self.a if name == "a" else self.b
+        of_lanes = f"ptr {f.at(f.pointer(word[table]), at, 'i64')}, i64 {have}, i64 {at}, i64 {f.sub(total, at)}"
+        count = f.least(str(PACKED_STEPS), f.sub(depth, step))
+        of_steps = f"ptr {f.at(f.pointer(word[f'{name}_steps']), f.add(k, step), 'i64')}, i64 {count}"
+        f.do(f"call void @pack(ptr {source}, {of_lanes}, {of_steps}, ptr {out}, i64 {width})")
+
+    def _edge(self, c: str, rows: str, width: str, adds: str) -> None:
+        """A tile's first `width` columns into c."""
+        f = self.f
+        adding = f.test("ne", adds, 0)
+        with f.loop(0, rows) as i:
+            source = f.at(self.tile_of_c, f.mul(i, self.tiling.columns))
+            target = f.at(c, f.mul(i, self.word["c_row"]))
+            with f.when(adding), f.loop(0, width) as j:
+                sum_ = f.let(f"fadd float {f.load('float', f.at(target, j), 4)}, {f.load('float', f.at(source, j), 4)}")
+                f.store("float", sum_, f.at(target, j), 4)
+            with f.unless(adding), f.loop(0, width) as j:
+                f.store("float", f.load("float", f.at(source, j), 4), f.at(target, j), 4)
+
+    def _round(self, c: str, width: str) -> None:
+        """The sums of a block into c."""
+        f, element, columns = self.f, ELEMENTS[self.dtype], self.tiling.columns
+        size = SIZES[self.dtype]
+        pitch = f.mul(f.divided(f.add(width, columns - 1), columns), columns)
+        adding = f.test("ne", self.word["adds"], 0)
+        with f.loop(0, self.height) as i:
+            source, target = f.at(self.sums, f.mul(i, pitch)), f.at(c, f.mul(i, self.word["c_row"]), element)
+            with f.when(adding), f.loop(0, width) as j:
+                place = f.at(target, j, element)
+                before = widened(f, self.dtype, 1, f.load(f"<1 x {element}>", place, size))
+                scalar = f.let(f"extractelement <1 x float> {before}, i64 0")
+                sum_ = f.let(f"fadd float {scalar}, {f.load('float', f.at(source, j), 4)}")
+                f.store(element, narrowed(f, self.dtype, sum_), place, size)
+            with f.unless(adding), f.loop(0, width) as j:
+                sum_ = f.load("float", f.at(source, j), 4)
+                f.store(element, narrowed(f, self.dtype, sum_), f.at(target, j, element), size)

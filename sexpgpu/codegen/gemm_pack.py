@@ -1,0 +1,120 @@
+"""Packing for our own matrix product: elements from wherever they lie into panels that its inner kernel reads in order.
+
+A panel holds some lanes (rows of a or columns of b) side by side, step of k after step of k. An element lies at the sum
+of its lane's offset and its step's offset, both from tables, so an operand may be a matrix in either order, a slice, or
+the windows of a convolution. Elements of 16 bits become f32.
+"""
+
+from __future__ import annotations
+
+from sexpgpu.codegen.llvm_text import Function
+
+ELEMENTS = {"f32": "float", "bf16": "i16", "f16": "half"}
+PARAMETERS = "ptr %source, ptr %lanes, i64 %have, i64 %before, i64 %left, ptr %steps, i64 %k, ptr %out, i64 %width"
+
+
+def declarations(lanes: int) -> str:
+    return f"declare i1 @llvm.vector.reduce.and.v{lanes}i1(<{lanes} x i1>)\n"
+
+
+def widened(f: Function, dtype: str, lanes: int, value: str) -> str:
+    """f32 of the elements of a vector."""
+    if dtype == "f32":
+        return value
+    if dtype == "f16":
+        return f.let(f"fpext <{lanes} x half> {value} to <{lanes} x float>")
+    whole = f.let(f"zext <{lanes} x i16> {value} to <{lanes} x i32>")
+    sixteen = ", ".join(["i32 16"] * lanes)
+    return f.let(f"bitcast <{lanes} x i32> {f.let(f'shl <{lanes} x i32> {whole}, <{sixteen}>')} to <{lanes} x float>")
+
+
+def narrowed(f: Function, dtype: str, value: str) -> str:
+    """The element nearest to an f32, ties to even; NaN stays NaN."""
+    if dtype == "f32":
+        return value
+    if dtype == "f16":
+        return f.let(f"fptrunc float {value} to half")
+    bits = f.let(f"bitcast float {value} to i32")
+    odd = f.let(f"and i32 {f.let(f'lshr i32 {bits}, 16')}, 1")
+    rounded = f.let(f"add i32 {f.let(f'add i32 {bits}, 32767')}, {odd}")
+    quiet = f.let(f"or i32 {bits}, 4194304")
+    kept = f.let(f"select i1 {f.let(f'fcmp uno float {value}, {value}')}, i32 {quiet}, i32 {rounded}")
+    return f.let(f"trunc i32 {f.let(f'lshr i32 {kept}, 16')} to i16")
+
+
+def _in_a_row(f: Function, table: str, lanes: int) -> str:
+    """Whether so many offsets of a table step by 1."""
+    kind = f"<{lanes} x i64>"
+    found = f.load(kind, table, 8)
+    first = f.splat("i64", lanes, f.load("i64", table, 8))
+    counted = ", ".join(f"i64 {lane}" for lane in range(lanes))
+    same = f.let(f"icmp eq {kind} {f.let(f'sub {kind} {found}, {first}')}, <{counted}>")
+    return f.let(f"call i1 @llvm.vector.reduce.and.v{lanes}i1(<{lanes} x i1> {same})")
+
+
+def _transposed(f: Function, lanes: int, rows: list[str]) -> list[str]:
+    """Columns of a square of vectors: in each round the halves of the list interleave."""
+    half = lanes // 2
+    low = [place for lane in range(half) for place in (lane, lane + lanes)]
+    high = [place + half for place in low]
+    for _ in range(lanes.bit_length() - 1):
+        pairs = [(rows[i], rows[i + half]) for i in range(half)]
+        rows = [f.shuffle("float", lanes, *pair, mask) for pair in pairs for mask in (low, high)]
+    return rows
+
+
+def pack(dtype: str, lanes: int) -> str:
+    """`have` lanes (as many as a vector has, or fewer) of every step into `out`, whose steps are `width` floats apart.
+
+    In the table `before` lanes stand before these and `left` from these on. A vector of lanes side by side may be wider
+    than what is wanted: it fills places that hold nothing. Where too few are left it begins before them, and what it
+    fills there is to be packed later.
+    """
+    f = Function("pack", PARAMETERS)
+    element, vector = ELEMENTS[dtype], f"<{lanes} x float>"
+    shift = f.sub(str(lanes), f.least("%left", lanes))
+    enough = f.test("sge", "%before", shift)
+    table = f.at("%lanes", f.sub("0", shift), "i64")
+    side_by_side = f.variable("i1", "false")
+    with f.when(enough):
+        f.set("i1", side_by_side, _in_a_row(f, table, lanes))
+    together = f.get("i1", side_by_side)
+    with f.when(together):
+        source = f.at("%source", f.word(table, 0), element)
+        out = f.at("%out", f.sub("0", shift))
+        with f.loop(0, "%k") as k:
+            found = f.load(f"<{lanes} x {element}>", f.at(source, f.word("%steps", k), element), 2 if dtype != "f32" else 4)
+            f.store(vector, widened(f, dtype, lanes, found), f.at(out, f.mul(k, "%width")), 4)
+    with f.unless(together):
+        _pack_lanes(f, dtype, lanes)
+    return f.text()
+
+
+def _pack_lanes(f: Function, dtype: str, lanes: int) -> None:
+    """Lanes that do not lie side by side: squares where steps do, else one element after the other. Lanes that are not
+    there repeat the last."""
+    element, vector = ELEMENTS[dtype], f"<{lanes} x float>"
+    last = f.sub("%have", 1)
+    sources = [f.at("%source", f.word("%lanes", f.least(str(lane), last)), element) for lane in range(lanes)]
+    alignment = 2 if dtype != "f32" else 4
+
+    def one(k: str) -> None:
+        step = f.word("%steps", k)
+        out = f.at("%out", f.mul(k, "%width"))
+        for lane, source in enumerate(sources):
+            found = f.load(f"<1 x {element}>", f.at(source, step, element), alignment)
+            f.store("<1 x float>", widened(f, dtype, 1, found), f.at(out, lane), 4)
+
+    whole = f.let(f"and i64 %k, {-lanes}")
+    with f.loop(0, whole, lanes) as k:
+        run = _in_a_row(f, f.at("%steps", k, "i64"), lanes)
+        with f.when(run):
+            step = f.word("%steps", k)
+            rows = [f.load(f"<{lanes} x {element}>", f.at(source, step, element), alignment) for source in sources]
+            columns = _transposed(f, lanes, [widened(f, dtype, lanes, row) for row in rows])
+            for lane, column in enumerate(columns):
+                f.store(vector, column, f.at("%out", f.mul(f.add(k, lane), "%width")), 4)
+        with f.unless(run), f.loop(0, lanes) as number:
+            one(f.add(k, number))
+    with f.loop(whole, "%k") as k:
+        one(k)
