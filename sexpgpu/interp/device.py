@@ -153,15 +153,9 @@ class CpuDevice:
             nodes=len(graph.nodes),
             kernels=len(made.launches) - len(launches),
             fused=fused,
-<<<<<<< HEAD
-            products=products,
-            arena_bytes=base + made.arena_bytes,
-            product_engine=self.engine.product_engine,
-=======
             products=len(launches),
-            arena_bytes=made.arena_bytes,
+            arena_bytes=base + made.arena_bytes,
             product_engine=products.described(launches, self.engine.blas),
->>>>>>> 97ff267 (Multiply floats by an engine of our own: any place, any CPU's vectors, bf16 and f16 at its speed)
             notes=tuple(self.engine.notes),
         )
 
