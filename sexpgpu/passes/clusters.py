@@ -45,6 +45,12 @@ class Fusion:
     stored: set[Node]
 
 
+def forward_end(graph: Graph) -> int:
+    """The number of the last node of the forward pass; beyond all nodes in a graph without gradients."""
+    forward = [n.index for name, n in graph.outputs.items() if not name.startswith("gradient:")]
+    return max(forward, default=-1) if len(forward) < len(graph.outputs) else len(graph.nodes)
+
+
 def base_of(node: Node) -> Node:
     """The node under a chain of views."""
     while node.op in VIEWS:

@@ -13,7 +13,17 @@ from typing import Literal
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ops.table import OPS
 from sexpgpu.passes.access import VIEWS, ZERO, Access, Index, NotAffine, Refine, pull
-from sexpgpu.passes.clusters import BEFORE, LEAVES, Cluster, Fusion, Moment, base_of, is_pointwise, is_reduction
+from sexpgpu.passes.clusters import (
+    BEFORE,
+    LEAVES,
+    Cluster,
+    Fusion,
+    Moment,
+    base_of,
+    forward_end,
+    is_pointwise,
+    is_reduction,
+)
 from sexpgpu.passes.stored import Storing
 
 MOST_NODES = 120
@@ -41,10 +51,8 @@ class _Fuser:
         # The number of the node that is being placed.
         self.current = 0
         self.outputs = set(graph.outputs.values())
-        forward = [n.index for name, n in graph.outputs.items() if not name.startswith("gradient:")]
-        has_gradients = len(forward) < len(graph.outputs)
         # Nodes after this one belong to the backward pass.
-        self.boundary = max(forward, default=-1) if has_gradients else len(graph.nodes)
+        self.boundary = forward_end(graph)
 
     def run(self) -> Fusion:
         for node in self.graph.nodes:
@@ -149,7 +157,9 @@ class _Fuser:
             return None
         if kinds == {"row"} and first.reduced != second.reduced:
             return None
-        if first.start[0] <= self.boundary < second.start[0] or self._reads_much(first.reads | second.reads, first, second):
+        if first.start[0] <= self.boundary < second.start[0] or self._reads_much(
+            first.reads | second.reads, first, second
+        ):
             return None
         waits = False
         for node in second.nodes:
@@ -252,7 +262,9 @@ class _Fuser:
 
     def _is_row(self, shape: tuple[int, ...], cluster: Cluster) -> bool:
         kept = len(cluster.row_space)
-        return shape[:kept] == cluster.row_space and all(n == 1 for n in shape[kept:]) and len(shape) <= len(cluster.space)
+        return (
+            shape[:kept] == cluster.row_space and all(n == 1 for n in shape[kept:]) and len(shape) <= len(cluster.space)
+        )
 
     def _in_place(self, operand: Node, shape: tuple[int, ...], cluster: Cluster, space: tuple[int, ...]) -> bool:
         base = base_of(operand)

@@ -13,6 +13,7 @@ from sexpgpu.passes.clusters import HEAVY, LEAVES, Cluster, Fusion, Moment, base
 from sexpgpu.passes.fuse import fuse
 from sexpgpu.passes.inline import inline
 from sexpgpu.passes.lower import lower
+from sexpgpu.passes.recompute import recompute
 from sexpgpu.plan.buffers import Buffers
 from sexpgpu.plan.heavy import Heavy
 from sexpgpu.plan.kernel import Launch, Plan
@@ -44,7 +45,7 @@ def plan(
     landing      external buffers that stand in the arena itself: name → byte offset there. They hold what was written to
                  them when a call is done; other values may lie there until then
     """
-    flat = inline(graph) if keep_values else lower(inline(graph))
+    flat = inline(graph) if keep_values else recompute(lower(inline(graph)))
     fusion = fuse(flat.graph, keep_values=keep_values)
     sources = [node.index for node in flat.sources]
     return _Builder(fusion, sources, aliases or {}, Buffers(keep_values, landing or {})).run()
