@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from sexpgpu.errors import Error
-from sexpgpu.train.checkpoint import found, load, prune, save
+from sexpgpu.train.checkpoint import Unread, found, load, prune, save
 
 Tensors = dict[str, NDArray[Any]]
 PARAMETERS: Tensors = {
@@ -100,3 +100,19 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(Error, match="E-STORE-003.*No space left"):
         save(tmp_path, 1, PARAMETERS, {}, {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_are_read_one_at_a_time_and_in_order(tmp_path: Path) -> None:
+    kept = {f"w{k}": np.full((3, 5), k, np.float32) for k in range(4)}
+    alive: list[str] = []
+
+    def reading(name: str) -> Unread:
+        def read() -> np.ndarray:
+            alive.append(name)
+            return kept[name].copy()
+
+        return Unread(np.dtype(np.float32), (3, 5), read)
+
+    path = save(tmp_path, 1, {name: reading(name) for name in kept}, {}, {})
+    assert alive == list(kept)
+    assert all(np.array_equal(load(path).parameters[name], array) for name, array in kept.items())

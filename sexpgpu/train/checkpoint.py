@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,21 @@ from numpy.typing import NDArray
 
 from sexpgpu.errors import Error
 
-Tensors = Mapping[str, NDArray[Any]]
 PARAMETERS, OPTIMIZER, STATE, MANIFEST = "params.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 NAME = re.compile(r"step-(\d{8})")
 SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64", "uint8": "U8", "bool": "BOOL"}
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A tensor on a device that is read when its turn comes to be written, so that one at a time is there twice."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    read: Callable[[], NDArray[Any]]
+
+
+Tensors = Mapping[str, NDArray[Any] | Unread]
 
 
 @dataclass(frozen=True)
@@ -80,21 +93,24 @@ def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:
     import msgspec
 
     header: dict[str, Any] = {}
-    arrays = []
     offset = 0
     for name, tensor in tensors.items():
-        array = np.asarray(tensor, order="C")
+        end = offset + prod(tensor.shape) * tensor.dtype.itemsize
         header[name] = {
-            "dtype": SAFETENSORS_DTYPES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [offset, offset + array.nbytes],
+            "dtype": SAFETENSORS_DTYPES[tensor.dtype.name],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
         }
-        arrays.append(array)
-        offset += array.nbytes
+        offset = end
     text = msgspec.json.encode(header)
     # The header is padded with spaces, so that the first tensor begins at a multiple of 8 bytes.
     text += b" " * (-len(text) % 8)
-    return _write(path, [len(text).to_bytes(8, "little"), text, *(a.reshape(-1).view(np.uint8).data for a in arrays)])
+    return _write(path, chain([len(text).to_bytes(8, "little"), text], map(_bytes_of, tensors.values())))
+
+
+def _bytes_of(tensor: NDArray[Any] | Unread) -> memoryview:
+    array = np.asarray(tensor.read() if isinstance(tensor, Unread) else tensor, order="C")
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:

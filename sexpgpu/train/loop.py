@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,11 +176,20 @@ class Training:
         if self.writes:
             self._write_checkpoint(step)
 
+    def _unread(self, memories: Mapping[str, Any]) -> dict[str, checkpoint.Unread]:
+        """Tensors of the device as a checkpoint takes them."""
+        read = self.session.device.read
+        return {
+            name: checkpoint.Unread(np.dtype(np.float32), memory.type.shape, partial(read, memory))
+            for name, memory in memories.items()
+        }
+
     def _write_checkpoint(self, step: int) -> None:
         model, folder = self.session.model, self.folder
         state = {"step": step, "patience": self.stopper.state(), "best": self.best.state(), **self.facts}
         copies = [path for path in (folder.experiment, folder.settings, folder.graph) if path.exists()]
-        path = checkpoint.save(folder.checkpoints, step, model.read_parameters(), model.read_states(), state, copies)
+        parameters, states = (self._unread(memories) for memories in (model.parameters, model.states))
+        path = checkpoint.save(folder.checkpoints, step, parameters, states, state, copies)
         self.metrics.write({"kind": "annotation", "name": "checkpoint", "step": step, "path": path.name})
         options = self.session.experiment.options.checkpoint
         if options is not None and options.keep is not None:

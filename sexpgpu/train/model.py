@@ -42,7 +42,7 @@ class Model:
             self.device.write(memory, values[name])
         for state in self.experiment.states:
             memory = self.states[state_name(state.parameter, state.name)]
-            self.device.write(memory, np.full(state.shape, state.fill, np.float32))
+            self.device.write(memory, np.broadcast_to(np.float32(state.fill), state.shape))
 
     def resume(self, parameters: Mapping[str, Array32], states: Mapping[str, Array32]) -> None:
         """Parameters and states as a checkpoint has them."""
