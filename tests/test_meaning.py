@@ -24,10 +24,11 @@ ELSEWHERE = {
     *"dim dtype rank shape size vocab-size".split(),  # facts of tensors and loaders, at elaboration
     *"param constant kaiming normal orthogonal trunc-normal uniform xavier".split(),  # initializers
     *"random random-bernoulli random-normal random-uniform dropout".split(),  # draws
+    *"batchnorm buffer real-rows update".split(),  # test_buffers.py
     *"decays? probe weighted".split(),  # what surrounds a value
 }
 # Functions of the prelude that are parts of others.
-PARTS = {"as-channels", "attended", "below-diagonal", "integer?", "largest", "progress"}
+PARTS = {"as-channels", "attended", "below-diagonal", "channel-statistics", "integer?", "largest", "progress"}
 
 
 def test_every_operation_has_a_case() -> None:
