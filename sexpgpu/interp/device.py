@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-# Elements that one pass of a sum of squares widens to float64 at a time: what is widened stays in a core's cache.
-CHUNK = 1 << 15
-
 
 @dataclass(frozen=True)
 class CpuMemory:
@@ -160,15 +157,13 @@ class CpuDevice:
         )
 
     def add(self, target: CpuMemory | ArenaMemory, source: CpuMemory | ArenaMemory) -> None:
-        np.add(target.array, source.array, out=target.array)
+        self.engine.sums.add(target.array, source.array)
 
     def copy(self, target: CpuMemory | ArenaMemory, source: CpuMemory | ArenaMemory) -> None:
         np.copyto(target.array, source.array)
 
     def square_sum(self, memory: CpuMemory | ArenaMemory) -> float:
-        flat = memory.array.reshape(-1)
-        parts = [np.square(flat[i : i + CHUNK], dtype=np.float64).sum() for i in range(0, flat.size, CHUNK)]
-        return float(np.sum(parts))
+        return self.engine.sums.square_sum(memory.array)
 
     def peak_bytes(self) -> int:
         return self._held_bytes + self.engine.arena_bytes

@@ -23,6 +23,7 @@ from sexpgpu.interp import products
 from sexpgpu.interp.cache import Cache
 from sexpgpu.interp.kernels import load_kernels
 from sexpgpu.interp.native import Blas, find_blas
+from sexpgpu.interp.sums import Sums
 from sexpgpu.interp.tape import Record, Tape, Workers, aligned, record_tape
 from sexpgpu.ir.host import evaluate
 from sexpgpu.ops.pointwise import numpy_dtype
@@ -62,6 +63,10 @@ class Engine:
     @cached_property
     def blas(self) -> Blas | None:
         return find_blas()
+
+    @cached_property
+    def sums(self) -> Sums:
+        return Sums(self.workers, self.cache)
 
     @property
     def notes(self) -> list[str]:
