@@ -132,6 +132,26 @@ def _products() -> list[Case]:
     ]
 
 
+def _windows() -> list[Case]:
+    x, spread = _normal(51, 2, 3, 9, 7), _normal(52, 2, 4, 3, 3, 2)
+
+    def added(name: str, low: tuple[int, ...], shape: tuple[int, ...], strides: Any, dilations: Any) -> Case:
+        attributes = {"low": low, "shape": shape, "strides": strides, "dilations": dilations}
+        return Case(name, "overlap_add", (spread,), attributes, ulps=16)
+
+    return [
+        Case("windows", "windows", (x,), {"sizes": (3, 2), "strides": (1, 1), "dilations": (1, 1)}),
+        Case("windows-apart", "windows", (x,), {"sizes": (2, 3), "strides": (3, 2), "dilations": (1, 2)}),
+        Case("windows-last", "windows", (x,), {"sizes": (4,), "strides": (2,), "dilations": (2,)}),
+        Case("windows-whole", "windows", (x,), {"sizes": (9, 7), "strides": (1, 1), "dilations": (1, 1)}),
+        added("overlap_add", (0, 0), (6, 4), (1, 1), (1, 1)),
+        added("overlap_add-apart", (0, 0), (10, 9), (2, 3), (1, 2)),
+        added("overlap_add-beyond", (0, 0), (13, 12), (3, 2), (2, 3)),
+        added("overlap_add-within", (1, 1), (4, 3), (1, 2), (2, 1)),
+        added("overlap_add-nowhere", (1, 0), (1, 4), (4, 1), (3, 1)),
+    ]
+
+
 def _indexing() -> list[Case]:
     table, ids = _normal(41, 9, 5), _integers(42, -9, 9, 2, 7)
     along = _integers(43, 0, 9, 4, 5)
@@ -149,7 +169,7 @@ def _indexing() -> list[Case]:
     ]  # fmt: skip
 
 
-CASES: tuple[Case, ...] = (*_pointwise(), *_movement(), *_reductions(), *_products(), *_indexing())
+CASES: tuple[Case, ...] = (*_pointwise(), *_movement(), *_reductions(), *_products(), *_windows(), *_indexing())
 
 # Operations whose meaning needs a context: each has tests of its own.
 ELSEWHERE = {

@@ -11,6 +11,7 @@ from typing import Any
 
 import meaning
 import numpy as np
+import reference_convolution
 import reference_neural
 from cases import Array, Case, Kink, apart, exact, fixed, flags, normal, positive, smooth, whole
 from operations import central_difference
@@ -222,6 +223,7 @@ def products() -> list[Case]:
 CASES: tuple[Case, ...] = (
     *elementwise(), *reductions(), *shapes(), *products(),
     *reference_neural.neural(), *reference_neural.attentions(), *reference_neural.losses(),
+    *reference_convolution.convolutions(), *reference_convolution.pools(), *reference_convolution.windows(),
 )  # fmt: skip
 
 # What PyTorch 2.13 gives; of equals in `top-k` the lower index, and maxima share equally.
@@ -248,6 +250,7 @@ KINKS: tuple[Kink, ...] = (
     Kink("(* x (stop-gradient x))", (3.0, -2.0), (3.0, -2.0)),
     Kink("(huber x (zeros-like x))", (1.0, -1.0, 0.0), (1.0, -1.0, 0.0)),
     Kink("(let (((v i) (top-k x 2))) v)", (1.0, 3.0, 3.0, 3.0), (0.0, 1.0, 1.0, 0.0)),
+    *reference_convolution.TIES,
 )
 
 OPTIMIZERS = tuple(reference_neural.optimizers())

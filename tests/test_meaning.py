@@ -28,7 +28,10 @@ ELSEWHERE = {
     *"decays? probe weighted".split(),  # what surrounds a value
 }
 # Functions of the prelude that are parts of others.
-PARTS = {"as-channels", "attended", "below-diagonal", "channel-statistics", "integer?", "largest", "progress"}
+PARTS = {
+    *"as-channels attended below-diagonal channel-statistics convolution every integer? largest pad-around".split(),
+    *"pool-windows progress spatial-shape".split(),
+}
 
 
 def test_every_operation_has_a_case() -> None:

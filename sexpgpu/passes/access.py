@@ -15,7 +15,7 @@ Index = tuple[int, tuple[tuple[int, int], ...]]
 Access = tuple[Index, ...]
 ZERO: Index = (0, ())
 
-VIEWS = frozenset(("reshape", "permute", "broadcast", "slice", "flip"))
+VIEWS = frozenset(("reshape", "permute", "broadcast", "slice", "flip", "windows"))
 
 
 class Refine(Exception):
@@ -84,6 +84,12 @@ def pull(view: Node, access: Access, sizes: list[int]) -> Access:
             scaled(index, -1, n - 1) if i in axes else index
             for i, (index, n) in enumerate(zip(access, operand.shape, strict=True))
         )
+    if view.op == "windows":
+        spatial = len(attributes["sizes"])
+        lead = len(access) - 2 * spatial
+        windows, elements = access[lead : lead + spatial], access[lead + spatial :]
+        steps = zip(windows, attributes["strides"], elements, attributes["dilations"], strict=True)
+        return (*access[:lead], *(joined([(p, stride), (j, dilation)]) for p, stride, j, dilation in steps))
     try:
         return reshaped(operand.shape, view.shape, access, sizes)
     except NoDigits:

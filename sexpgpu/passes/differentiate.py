@@ -15,7 +15,7 @@ from sexpgpu.ir.host import Expression
 from sexpgpu.ir.types import FLOATS, TensorType
 from sexpgpu.ops.table import OPS
 
-_VIEWS = ("reshape", "permute", "broadcast", "slice", "flip")
+_VIEWS = ("reshape", "permute", "broadcast", "slice", "flip", "windows")
 
 
 def differentiate(graph: Graph, seeds: Mapping[str, Expression], targets: Mapping[str, Node]) -> Graph:

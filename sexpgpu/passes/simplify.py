@@ -164,7 +164,21 @@ def _broadcast(graph: Graph, node: Node) -> Node | None:
 
 
 def _slice(graph: Graph, node: Node) -> Node | None:
-    return node.inputs[0] if node.inputs[0].shape == node.shape else _refilled(graph, node)
+    source = node.inputs[0]
+    if source.shape == node.shape:
+        return source
+    if source.op == "overlap_add":
+        return _narrowed(graph, source, node)
+    return _refilled(graph, node)
+
+
+def _narrowed(graph: Graph, overlap: Node, cut: Node) -> Node | None:
+    """What is cut off an overlap-add is not summed in the first place."""
+    lead = len(cut.shape) - len(overlap.attributes["shape"])
+    if cut.shape[:lead] != overlap.shape[:lead] or set(cut.attributes["steps"]) != {1}:
+        return None
+    low = tuple(a + b for a, b in zip(overlap.attributes["low"], cut.attributes["starts"][lead:], strict=True))
+    return graph.add("overlap_add", overlap.inputs, overlap.attributes | {"low": low, "shape": cut.shape[lead:]})
 
 
 def _flip(graph: Graph, node: Node) -> Node | None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
+from operator import add
+from typing import TYPE_CHECKING, Any
 
 from sexpgpu.ir.graph import Node
+from sexpgpu.ir.types import FLOATS
+from sexpgpu.ops.table import OPS
+from sexpgpu.ops.windows import overlaps
 from sexpgpu.passes.access import VIEWS, Access, NotAffine, Refine, contiguous, pull
 from sexpgpu.plan.kernel import Indexed, Place
 from sexpgpu.plan.products import Located, Products, join
@@ -35,6 +39,8 @@ class Heavy:
             self._concat(node)
         elif node.op == "pad":
             self._pad(node)
+        elif node.op == "overlap_add":
+            self._overlap_add(node)
         else:
             self._indexed(node)
 
@@ -93,18 +99,30 @@ class Heavy:
 
     def _pad(self, node: Node) -> None:
         out = self.buffers.result(node)
-        fill = self._filler(node, node.attributes["value"])
+        fill = _filler(node, node.attributes["value"])
         self.builder.emit("map", node.shape, (), [Root(fill, out)], set())
         steps = tuple(i + 1 for i in node.attributes["interior"])
         if node.inputs[0].tensor.elements:
             self.builder.copy(node.inputs[0], moved(out, dict(enumerate(node.attributes["low"])), steps))
         self.buffers.storage[node] = out
 
-    def _filler(self, node: Node, value: float) -> Node:
-        """A constant of the node's type that stands in no graph."""
-        number = float(value) if node.dtype in ("f32", "bf16", "f16") else int(value)
-        attributes = {"value": number, "dtype": node.dtype, "shape": node.shape}
-        return Node(node.graph, node.index, "constant", (), attributes, node.type, node.origins)
+    def _overlap_add(self, node: Node) -> None:
+        """Added to zeros part by part: every element sums what its windows give in their order."""
+        out = self.builder.result(node)
+        self.builder.emit("map", node.shape, (), [Root(_filler(node, 0), out)], set())
+        (x,), at = node.inputs, node.attributes
+        lead, spatial = len(node.shape) - len(at["shape"]), len(at["shape"])
+        counts, sizes = x.shape[lead : lead + spatial], x.shape[lead + spatial :]
+        for element, first, many, start in overlaps(counts, sizes, **at):
+            starts = (0,) * lead + first + element
+            limits = node.shape[:lead] + tuple(map(add, first, many)) + tuple(j + 1 for j in element)
+            cut = _outside(node, "slice", (x,), starts=starts, limits=limits, steps=(1,) * len(x.shape))
+            part = _outside(node, "reshape", (cut,), shape=node.shape[:lead] + many)
+            there = _outside(node, "reshape", (part,), shape=part.shape)
+            storage = moved(out, dict(enumerate(start, lead)), (1,) * lead + at["strides"])
+            self.buffers.storage[there] = storage
+            self.builder.emit("map", part.shape, (), [Root(_outside(node, "add", (there, part)), storage)], set())
+        self.buffers.storage[node] = out
 
     # -- indexing
 
@@ -148,3 +166,15 @@ class Heavy:
         if there is None or there.place != out.place:
             self.builder.emit("map", node.shape, (), [Root(x, out)], set())
         return out
+
+
+def _outside(like: Node, op: str, inputs: tuple[Node, ...], **attributes: Any) -> Node:
+    """A node that stands in no graph."""
+    type_ = OPS[op].infer(*[i.type for i in inputs], **attributes)
+    return Node(like.graph, like.index, op, inputs, attributes, type_, like.origins)
+
+
+def _filler(like: Node, value: float) -> Node:
+    """A constant of a node's type."""
+    number = float(value) if like.dtype in FLOATS else int(value)
+    return _outside(like, "constant", (), value=number, dtype=like.dtype, shape=like.shape)
