@@ -147,6 +147,27 @@ class Maker:
         low, high, interior = (tuple(self.draw(st.integers(0, 2)) for _ in x.shape) for _ in range(3))
         return self.graph.add("pad", (x,), {"low": low, "high": high, "interior": interior, "value": 0.5})
 
+    def _window_sizes(self, x: Node) -> dict[str, tuple[int, ...]]:
+        """Of windows over the last one or two axes."""
+        axes = x.shape[-self.draw(st.integers(1, 2)) :]
+        sizes = tuple(self.draw(st.integers(1, n)) for n in axes)
+        gaps = [(n - 1) // max(k - 1, 1) for n, k in zip(axes, sizes, strict=True)]
+        dilations = tuple(self.draw(st.integers(1, max(min(gap, 2), 1))) for gap in gaps)
+        return {"sizes": sizes, "strides": tuple(self.draw(st.integers(1, 2)) for _ in axes), "dilations": dilations}
+
+    def _windows(self, x: Node) -> Node | None:
+        return self.graph.add("windows", (x,), self._window_sizes(x)) if x.shape else None
+
+    def _overlap(self, x: Node) -> Node | None:
+        if len(x.shape) < 2:
+            return None
+        axes = self.draw(st.integers(1, len(x.shape) // 2))
+        low, shape, strides, dilations = (
+            tuple(self.draw(st.integers(least, most)) for _ in range(axes)) for least, most in ((0, 1), (1, 6), (1, 3), (1, 2))
+        )
+        attributes = {"low": low, "shape": shape, "strides": strides, "dilations": dilations}
+        return self.graph.add("overlap_add", (x,), attributes)
+
     def _concat(self, x: Node) -> Node | None:
         if not x.shape:
             return None
@@ -194,7 +215,7 @@ class Maker:
 
 STEPS = (
     "unary unary binary binary binary select random reduce reduce reduce reshape reshape permute permute broadcast slice "
-    "flip pad concat cumsum contract contract take gather scatter"
+    "flip pad windows overlap concat cumsum contract contract take gather scatter"
 ).split()
 
 

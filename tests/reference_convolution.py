@@ -133,7 +133,8 @@ def pools() -> list[Case]:
                 return of(x, kernel, **options)
 
             cases.append(smooth(expression, expression, reference, x=apart(26, 2, 3, 7, 6)))
-        cases.append(smooth(f"{op} of a series", f"({op} x 3 :stride 2)", lambda x, of=meaning: of(x, 3, 2), x=apart(27, 2, 3, 33)))
+        series = f"({op} x 3 :stride 2)"
+        cases.append(smooth(f"{series} of a series", series, lambda x, of=meaning: of(x, 3, 2), x=apart(27, 2, 3, 33)))
     return cases
 
 

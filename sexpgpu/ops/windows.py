@@ -89,14 +89,14 @@ def overlaps(counts: Sizes, sizes: Sizes, low: Sizes, shape: Sizes, strides: Siz
 
 def _run_overlap_add(x: Any, low: Sizes, shape: Sizes, strides: Sizes, dilations: Sizes) -> Any:
     x = np.asarray(x)
-    spatial = len(shape)
-    lead = x.ndim - 2 * spatial
+    spatial, whole = len(shape), (slice(None),) * (x.ndim - 2 * len(shape))
+    lead = len(whole)
     out = np.zeros((*x.shape[:lead], *shape), x.dtype)
     parts = overlaps(x.shape[lead : lead + spatial], x.shape[lead + spatial :], low, shape, strides, dilations)
     for element, first, many, start in parts:
         to = tuple(slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(start, many, strides, strict=True))
         of = tuple(slice(p, p + n) for p, n in zip(first, many, strict=True))
-        out[(..., *to)] += x[(..., *of, *element)]
+        out[whole + to] += x[whole + of + element]
     return out
 
 

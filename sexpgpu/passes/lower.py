@@ -1,11 +1,12 @@
 """Lowering of a flat graph: what would take a pass over memory of its own becomes part of another kernel.
 
-Each rule keeps the meaning; the last three may change the order or the rounding of a float operation, or the sign of 0:
+Each rule keeps the meaning; the last four may change the order or the rounding of a float operation, or the sign of 0:
   a product with its free axes swapped   the product of its operands in the other order
   gather of a pointwise value            the pointwise value of what is gathered
   gather-add of one element a row to 0   a comparison with the element's number
   y + scatter-add of u to 0              scatter-add of u to y, in place
   sums of neighbouring parts, padded with 0                                       their join
+  overlapping windows of a product, added                                         a product of windows (convolve.py)
   exp(x), computed again for a backward pass that keeps p = exp(x) / Σ exp(x)     p · Σ exp(x)
 """
 
@@ -18,6 +19,7 @@ from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.types import FLOATS, TensorType
 from sexpgpu.ops.table import OPS
 from sexpgpu.passes.access import VIEWS
+from sexpgpu.passes.convolve import overlap_of_product
 from sexpgpu.passes.inline import Flat
 
 # A gather moves below a pointwise operation only where it picks less than one element of this many.
@@ -26,10 +28,12 @@ FEW_PICKED = 4
 
 def lower(flat: Flat) -> Flat:
     """The lowered graph, without what nothing reads any more."""
-    return _Lowerer(flat).run()
+    return Lowerer(flat).run()
 
 
-class _Lowerer:
+class Lowerer:
+    """The graph that is being made; `single` are its nodes that one node alone will read."""
+
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
         self.made = Graph(flat.graph.name)
@@ -102,7 +106,7 @@ class _Lowerer:
         return Flat(self.made, [s for _, s in kept])
 
 
-def _gather(to: _Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+def _gather(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
     x, indices = inputs
     axis = node.attributes["axis"]
     if indices.shape[axis] * FEW_PICKED > x.shape[axis]:
@@ -114,7 +118,7 @@ def _is_light(x: Node) -> bool:
     return OPS[x.op].kind == "pointwise" and bool(x.inputs)
 
 
-def _gathered(to: _Lowerer, like: Node, x: Node, indices: Node, axis: int) -> Node | None:
+def _gathered(to: Lowerer, like: Node, x: Node, indices: Node, axis: int) -> Node | None:
     """x at the indices, computed from what x is computed from; None where more than one operand would be gathered."""
     varying = [i for i in x.inputs if not _is_even(i, axis)]
     if len(varying) != 1 or len(x.inputs) > 2:
@@ -137,14 +141,14 @@ def _is_even(x: Node, axis: int) -> bool:
     return x.op == "broadcast" and (axis not in dims or x.inputs[0].shape[dims.index(axis)] == 1)
 
 
-def _narrowed(to: _Lowerer, like: Node, x: Node, shape: tuple[int, ...]) -> Node:
+def _narrowed(to: Lowerer, like: Node, x: Node, shape: tuple[int, ...]) -> Node:
     """A constant or broadcast in another size."""
     if x.op == "constant":
         return to.add(like, "constant", **(x.attributes | {"shape": shape}))
     return to.add(like, "broadcast", x.inputs[0], shape=shape, dims=x.attributes["dims"])
 
 
-def _gather_add(to: _Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+def _gather_add(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
     """The indices were checked by the gather whose derivative this is."""
     x, indices, updates = inputs
     axis = node.attributes["axis"]
@@ -166,14 +170,14 @@ def _gather_add(to: _Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | No
     return to.add(node, "select", hit, to.add(node, "broadcast", updates, **spread), x)
 
 
-def _add(to: _Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+def _add(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
     for x, y in (inputs, inputs[::-1]):
         if x.op == "scatter_add" and x in to.single and _is_zero(x.inputs[0]) and y.op != "constant":
             return to.add(node, "scatter_add", y, x.inputs[1], x.inputs[2], **x.attributes)
     return _joined(to, node, *inputs)
 
 
-def _joined(to: _Lowerer, node: Node, x: Node, y: Node) -> Node | None:
+def _joined(to: Lowerer, node: Node, x: Node, y: Node) -> Node | None:
     """Neighbouring parts of zeros: joined, and padded by what is left."""
     parts = [_padded_part(to, x), _padded_part(to, y)]
     if parts[0] is None or parts[1] is None or parts[0][0] != parts[1][0]:
@@ -202,7 +206,7 @@ def _pieces(x: Node, axis: int) -> tuple[Node, ...]:
     return x.inputs if x.op == "concat" and x.attributes["axis"] == axis else (x,)
 
 
-def _padded_part(to: _Lowerer, x: Node) -> tuple[int, int, int] | None:
+def _padded_part(to: Lowerer, x: Node) -> tuple[int, int, int] | None:
     """The axis, begin and end of what a pad with zeros pads along one axis."""
     if x.op != "pad" or x.attributes["value"] != 0 or any(x.attributes["interior"]) or x not in to.single:
         return None
@@ -211,7 +215,7 @@ def _padded_part(to: _Lowerer, x: Node) -> tuple[int, int, int] | None:
     return (axes[0], low[axes[0]], x.shape[axes[0]] - high[axes[0]]) if len(axes) == 1 else None
 
 
-def _permute(to: _Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+def _permute(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
     """A product whose free axes change sides is the product of the operands in the other order."""
     x = inputs[0]
     if x.op != "contract" or x not in to.single:
@@ -230,7 +234,7 @@ def _is_zero(x: Node) -> bool:
     return x.op == "constant" and x.attributes["value"] == 0
 
 
-def _exp(to: _Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+def _exp(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
     earlier = to.firsts.get(("exp", to.numbers[inputs[0]]))
     for share in () if earlier is None else to.readers.get(earlier, ()):
         if share.op == "div" and share.inputs[0] is earlier and _is_kept(to, share):
@@ -246,7 +250,7 @@ def _is_sum_of(total: Node, x: Node) -> bool:
     return total.op == "sum" and total.inputs[0] is x
 
 
-def _is_kept(to: _Lowerer, value: Node) -> bool:
+def _is_kept(to: Lowerer, value: Node) -> bool:
     """Whether a product reads the value, so that it lies in memory."""
     pending = [value]
     while pending:
@@ -258,10 +262,11 @@ def _is_kept(to: _Lowerer, value: Node) -> bool:
     return False
 
 
-_RULES: dict[str, Callable[[_Lowerer, Node, tuple[Node, ...]], Node | None]] = {
+_RULES: dict[str, Callable[[Lowerer, Node, tuple[Node, ...]], Node | None]] = {
     "add": _add,
     "exp": _exp,
     "gather": _gather,
     "gather_add": _gather_add,
+    "overlap_add": overlap_of_product,
     "permute": _permute,
 }
