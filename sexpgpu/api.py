@@ -103,14 +103,16 @@ class Experiment:
         threads: int | None = None,
         precision: str | None = None,
         batches: GivenBatches | None = None,
+        parameters: Arrays | None = None,
     ) -> Trainer:
         """The run's own steps for a loop of one's own: what `sexpgpu run` does a step, and no folder.
 
         `batches` replace those of `:data`: an iterable of {field: array}, one a microbatch, or a function of (step,
         microbatch) that gives one. A short microbatch says with the field `real`, bool[batch], which rows count.
+        `parameters` are initial values by name; the seed gives the others.
         """
         flags = {"device": device, "seed": seed, "steps": steps, "threads": threads, "precision": precision}
-        return Trainer(self.elaborated, final_settings(self._asking(flags), self.elaborated), batches)
+        return Trainer(self.elaborated, final_settings(self._asking(flags), self.elaborated), batches, parameters or {})
 
     def _asking(self, flags: Mapping[str, Any]) -> Request:
         r = self.request
@@ -124,11 +126,13 @@ class Trainer:
     """
 
     def __init__(
-        self, experiment: elaborated.Experiment, settings: Settings, batches: GivenBatches | None = None
+        self, experiment: elaborated.Experiment, settings: Settings, batches: GivenBatches | None, parameters: Arrays
     ) -> None:
         device = open_device(choose(settings), settings)
         self._session = prepare(experiment, settings, device, batches=batches)
-        self._session.model.start(initial_parameters(experiment, settings.seed, settings.threads))
+        given = self._fitting(parameters)
+        drawn = initial_parameters(experiment, settings.seed, settings.threads, set(given))
+        self._session.model.start({**drawn, **given})
         self.steps_done = 0
 
     def step(self) -> StepResult:
@@ -146,14 +150,18 @@ class Trainer:
     @parameters.setter
     def parameters(self, values: Arrays) -> None:
         model = self._session.model
+        for name, value in self._fitting(values).items():
+            model.device.write(model.parameters[name], value)
+
+    def _fitting(self, values: Arrays) -> dict[str, NDArray[Any]]:
+        """The values, each checked to be one of the run's parameters and to have its shape."""
+        held = self._session.model.parameters
         for name in values:
-            if name not in model.parameters:
-                close = nearest(name, list(model.parameters))
+            if name not in held:
+                close = nearest(name, list(held))
                 notes = [f"did you mean {close}?"] if close else []
                 raise Error("E-RUN-004", f"there is no parameter {name}", notes=notes)
-        checked = {name: fitting(values, name, model.parameters[name].type, "parameter") for name in values}
-        for name, value in checked.items():
-            model.device.write(model.parameters[name], value)
+        return {name: fitting(values, name, held[name].type, "parameter") for name in values}
 
     @property
     def lowering(self) -> str:

@@ -121,6 +121,8 @@ def test_a_trainer_starts_from_its_seed_and_from_parameters_that_are_set(file: P
     made = sexpgpu.load(file)
     trainer = made.trainer(device="cpu", seed=6)
     np.testing.assert_array_equal(trainer.parameters["w"], made.init(seed=6)["w"])
+    trainer = made.trainer(device="cpu", parameters={"w": np.zeros(64)})
+    np.testing.assert_array_equal(trainer.parameters["w"], np.zeros(64))
     trainer.parameters = {"w": np.arange(64, dtype=np.float32)}
     np.testing.assert_array_equal(trainer.parameters["w"], np.arange(64))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,12 @@ from sexpgpu.passes.experiment import Experiment, Parameter
 Array32 = NDArray[np.float32]
 
 
-def initial_parameters(experiment: Experiment, seed: int, threads: int = 1) -> dict[str, Array32]:
-    """The initial value of every parameter and buffer, by name: a function of the seed and the names alone."""
-    return {p.name: initial_value(p.initializer, p.shape, seed, p.name, threads) for p in experiment.parameters}
+def initial_parameters(
+    experiment: Experiment, seed: int, threads: int = 1, without: Collection[str] = ()
+) -> dict[str, Array32]:
+    """The initial value of every parameter and buffer not in `without`: a function of the seed and the names alone."""
+    wanted = [p for p in experiment.parameters if p.name not in without]
+    return {p.name: initial_value(p.initializer, p.shape, seed, p.name, threads) for p in wanted}
 
 
 def state_name(parameter: str, state: str) -> str:

@@ -1,0 +1,44 @@
+"""PyTorch, eager or compiled: fused AdamW; bf16 is its autocast on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+from peers.tasks import BETAS, DECAY, EPSILON, LEARNING_RATE, Task, decays
+
+WRITTEN_AS = "pytorch"
+PACKAGES = ("torch",)
+
+
+def prepare(task: Task, count: int, variant: str) -> Callable[[int], float]:
+    """step(i) trains on batch i and gives the loss."""
+    import torch
+
+    torch.set_num_threads(task.threads)
+    model, size = task.model, task.size
+    parameters, loss_of = model.pytorch(size, model.weights(size))
+    groups = [
+        {"params": [p for p in parameters.values() if decays(p.shape)], "weight_decay": DECAY},
+        {"params": [p for p in parameters.values() if not decays(p.shape)], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, fused=True)
+    given = [{k: as_tensor(torch.from_numpy(v)) for k, v in b.items()} for b in model.batches(size, count)]
+    if variant == "compiled":
+        loss_of = torch.compile(loss_of)
+    half = task.precision == "bf16"
+
+    def step(i: int) -> float:
+        with torch.autocast("cpu", dtype=torch.bfloat16) if half else nullcontext():
+            loss = loss_of(given[i % count])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.item())
+
+    return step
+
+
+def as_tensor(value: object) -> object:
+    """Indices are int64 in PyTorch."""
+    return value if value.is_floating_point() else value.long()  # type: ignore[attr-defined]
