@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sexpgpu.device import Counter, choose, open_device
+from sexpgpu.device import Counter, Device, choose, open_device
 from sexpgpu.errors import Error, nearest
 from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.program import Program
@@ -119,6 +119,11 @@ class Experiment:
         return Request(r.file, r.variants, r.sets, r.run, {**r.flags, **flags}, r.name, r.allow_outside)
 
 
+def open_untimed(settings: Settings) -> Device:
+    """The settings' device. Times are gathered for a run's report alone."""
+    return open_device(choose(settings), replace(settings, timings=False))
+
+
 class Trainer:
     """A run that is ready for its first step, and then for each next one, with the initial values of its seed.
 
@@ -128,7 +133,7 @@ class Trainer:
     def __init__(
         self, experiment: elaborated.Experiment, settings: Settings, batches: GivenBatches | None, parameters: Arrays
     ) -> None:
-        device = open_device(choose(settings), settings)
+        device = open_untimed(settings)
         self._session = prepare(experiment, settings, device, batches=batches)
         given = self._fitting(parameters)
         drawn = initial_parameters(experiment, settings.seed, settings.threads, set(given))
@@ -184,7 +189,7 @@ class CompiledStep:
     def __init__(self, experiment: elaborated.Experiment, settings: Settings) -> None:
         self._experiment = experiment
         self._settings = settings
-        self._device = open_device(choose(settings), settings)
+        self._device = open_untimed(settings)
         self._graph = training_graph(experiment)
         self._model = Model(self._device, experiment)
         self._nominal = nominal_weight(experiment.training)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.types import TensorType
+from sexpgpu.plan.work import Work
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,6 +59,17 @@ class Lowering:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Call:
+    """A timed call of an executable. Times are ns of `time.perf_counter`; `events` is i64 [n 4], a row for each share of
+    a launch that a worker did: the launch's number, the worker, begin and end."""
+
+    executable: Executable
+    begin_ns: int
+    end_ns: int
+    events: Array
+
+
 class Executable(Protocol):
     """A graph that is ready to run. Its external buffers are bound by name: `field:tokens`, `parameter:gpt.wte`,
     `gradient:gpt.wte` (an output of a training graph, an input of an update), `state:gpt.wte:m`. Bound parameters and
@@ -65,6 +77,11 @@ class Executable(Protocol):
 
     @property
     def lowering(self) -> Lowering: ...
+
+    @property
+    def works(self) -> Sequence[Work]:
+        """What each launch does, in the order of their numbers."""
+        ...
 
     @property
     def externals(self) -> Mapping[str, TensorType]: ...
@@ -131,6 +148,10 @@ class Device(Protocol):
 
     def square_sum(self, memory: Any) -> float:
         """The sum of squares in float64, in an order that the shape alone decides."""
+        ...
+
+    def timed_calls(self) -> Sequence[Call]:
+        """The calls since this was last asked, where the device was opened with the setting `timings`; else none."""
         ...
 
     def peak_bytes(self) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sexpgpu.backend import Counter, Device, DeviceKind, Executable, Lowering, Memory, OutOfRange
+from sexpgpu.backend import Call, Counter, Device, DeviceKind, Executable, Lowering, Memory, OutOfRange
 from sexpgpu.errors import Error
 from sexpgpu.settings import Settings
 
 __all__ = [
+    "Call",
     "Choice",
     "Counter",
     "Device",

@@ -155,6 +155,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("seed", _count(0), 0, "the seed of initial values, draws and order", run_key="seed"),
     Setting("keep-values", _flag, False, "one kernel a node, nothing fused, every value kept"),
     Setting("deterministic", _flag, False, "stacking 1, algorithms fixed by shape, nothing measured"),
+    Setting("timings", _flag, False, "time every launch: a table at the end, and trace.json in the run folder"),
 )  # fmt: skip
 
 BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
@@ -182,6 +183,7 @@ class Settings:
     seed: int
     keep_values: bool
     deterministic: bool
+    timings: bool
     origins: Mapping[str, Origin]
 
     def plain(self) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sexpgpu.backend import Counter, DeviceKind, Lowering, OutOfRange
+from sexpgpu.backend import Call, Counter, DeviceKind, Lowering, OutOfRange
 from sexpgpu.installed import version_of
 from sexpgpu.interp import products
 from sexpgpu.interp.executor import Engine
@@ -20,6 +22,7 @@ from sexpgpu.ops.pointwise import numpy_dtype
 from sexpgpu.plan.build import bound_outputs, plan
 from sexpgpu.plan.kernel import Generated, Plan, Product
 from sexpgpu.plan.lifetime import aligned
+from sexpgpu.plan.work import Work, works_of
 from sexpgpu.settings import Settings
 
 if TYPE_CHECKING:
@@ -54,12 +57,15 @@ class ArenaMemory:
 class CpuExecutable:
     """A graph that is ready to run on the CPU."""
 
-    def __init__(self, graph: Graph, made: Plan, loaded: LoadedPlan, lowering: Lowering) -> None:
+    def __init__(
+        self, graph: Graph, made: Plan, loaded: LoadedPlan, lowering: Lowering, calls: list[Call] | None
+    ) -> None:
         self._late: dict[str, ArenaMemory] = {}
         self.graph = graph
         self.plan = made
         self.loaded = loaded
         self._lowering = lowering
+        self._calls = calls
 
     @property
     def lowering(self) -> Lowering:
@@ -75,10 +81,17 @@ class CpuExecutable:
         else:
             self.loaded.bind(name, memory.array)
 
+    @cached_property
+    def works(self) -> Sequence[Work]:
+        return works_of(self.plan, self.graph)
+
     def run(self, hosts: Mapping[str, float], counter: Counter) -> None:
         for name, memory in self._late.items():
             self.loaded.bind(name, memory.array)
+        begin = time.perf_counter_ns()
         self.loaded.run(hosts, counter.microbatch, counter.step)
+        if self._calls is not None:
+            self._calls.append(Call(self, begin, time.perf_counter_ns(), self.loaded.events()))
 
     def output(self, name: str) -> Array:
         return self.loaded.output(name).copy()
@@ -93,7 +106,8 @@ class CpuDevice:
     kind: DeviceKind = "cpu"
 
     def __init__(self, settings: Settings) -> None:
-        self.engine = Engine(settings.threads, settings.cache)
+        self.engine = Engine(settings.threads, settings.cache, settings.timings)
+        self._calls: list[Call] | None = [] if settings.timings else None
         self.keep_values = settings.keep_values
         self._limit_bytes = settings.memory
         self._held_bytes = 0
@@ -141,7 +155,7 @@ class CpuDevice:
         made = plan(graph, aliases=bound_outputs(graph), keep_values=self.keep_values, landing=landing)
         base = 0 if keeps is None else aligned(keeps.offset_bytes + keeps.type.size_bytes)
         loaded = self.engine.load(made, seed, base)
-        return CpuExecutable(graph, made, loaded, self._lowering(graph, made, base))
+        return CpuExecutable(graph, made, loaded, self._lowering(graph, made, base), self._calls)
 
     def _lowering(self, graph: Graph, made: Plan, base: int) -> Lowering:
         launches = [launch for launch in made.launches if isinstance(launch, Product)]
@@ -164,6 +178,12 @@ class CpuDevice:
 
     def square_sum(self, memory: CpuMemory | ArenaMemory) -> float:
         return self.engine.sums.square_sum(memory.array)
+
+    def timed_calls(self) -> Sequence[Call]:
+        made = tuple(self._calls or ())
+        if self._calls:
+            self._calls.clear()
+        return made
 
     def peak_bytes(self) -> int:
         return self._held_bytes + self.engine.arena_bytes

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 class Engine:
     """What all plans of a process share: the kernel cache, the workers and the BLAS engine."""
 
-    def __init__(self, threads: int, folder: Path) -> None:
+    def __init__(self, threads: int, folder: Path, timed: bool = False) -> None:
         self.cache = Cache(folder / "kernels")
         self.threads = threads
-        self.workers = Workers(threads, self.cache)
+        self.workers = Workers(threads, self.cache, timed)
         self._arena_bytes = 0
         self._arena: Array | None = None
 
@@ -130,6 +130,7 @@ class Executable:
         self._written = self._host_places(seed)
         self._tape: Tape | None = None
         self._tables: list[Array] = []
+        self._launches = np.empty(0, np.int64)
 
     def _own(self, number: int) -> Array | None:
         buffer = self.plan.buffers[number]
@@ -178,6 +179,11 @@ class Executable:
             self._tape = self._record()
         self.engine.workers.run(self._tape)
 
+    def events(self) -> Array:
+        """What the workers did in the last call of a timed engine, a row each: launch, worker, begin and end in ns."""
+        worker, record, _, begin, end = self.engine.workers.events().T
+        return np.column_stack([self._launches[record], worker, begin, end])
+
     def flags(self) -> list[Flag]:
         """What the last call read outside its axes."""
         hit = [(node, flag) for node, flag in self._written.flags if flag[0]]
@@ -203,6 +209,8 @@ class Executable:
                 self._memory.arrays[number] = values[buffer.offset : buffer.offset + buffer.size_bytes]
         self._tables = []
         made = [self._record_of(launch) for launch in self.plan.launches]
+        # A launch of nothing has no record on the tape.
+        self._launches = np.array([n for n, (record, _) in enumerate(made) if record.units > 0], np.int64)
         return record_tape([record for record, _ in made], max((scratch for _, scratch in made), default=0))
 
     def _record_of(self, launch: Launch) -> tuple[Record, int]:

@@ -1,4 +1,4 @@
-"""The one file of `interp` that calls machine code through ctypes: kernels, the system's waiting calls, a BLAS library."""
+"""The one file of `interp` that calls machine code through ctypes: kernels, the system's calls, a BLAS library."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ def _address(library: Any, name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """Addresses of what a waiting thread calls; `syscall` is 0 where futexes are not known."""
+class SystemCalls:
+    """Addresses of what a worker calls; `syscall` is 0 where futexes are not known."""
 
     sched_yield: int
     usleep: int
     syscall: int
+    clock_gettime: int
 
 
-def waiting() -> Waiting:
+def system_calls() -> SystemCalls:
     """The system's own."""
     library = ctypes.CDLL(None)
     known = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
     syscall = _address(library, "syscall") if known else 0
-    return Waiting(_address(library, "sched_yield"), _address(library, "usleep"), syscall)
+    names = ("sched_yield", "usleep", "clock_gettime")
+    sched_yield, usleep, clock_gettime = (_address(library, name) for name in names)
+    return SystemCalls(sched_yield, usleep, syscall, clock_gettime)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ sleep until the next call wakes them.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import threading
@@ -20,7 +21,7 @@ import numpy as np
 from sexpgpu.interp import tape_code as words
 from sexpgpu.interp.cache import Cache
 from sexpgpu.interp.kernels import load_kernels
-from sexpgpu.interp.native import callable_at, waiting
+from sexpgpu.interp.native import callable_at, system_calls
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,6 +59,11 @@ def aligned(size_bytes: int, alignment: int = LINE_BYTES) -> NDArray[np.uint8]:
     return raw[start : start + size_bytes]
 
 
+def most_takes(blocks: int, workers: int) -> int:
+    """How often blocks of a record are taken at most. While 4W or more are left, a take leaves at most 1 − 1/3W of them."""
+    return min(blocks, 4 * workers + math.ceil(3 * workers * math.log(blocks)))
+
+
 def record_tape(records: Sequence[Record], scratch_bytes: int) -> Tape:
     """The tape of these records, in order: each begins when the one before it is done."""
     kept = tuple(r for r in records if r.units > 0)
@@ -68,26 +74,32 @@ def record_tape(records: Sequence[Record], scratch_bytes: int) -> Tape:
 
 
 class Workers:
-    """Threads that run tapes, worker 0 being whoever calls. `close` (or the end of the process) ends them."""
+    """Threads that run tapes, worker 0 being whoever calls. `close` (or the end of the process) ends them.
 
-    def __init__(self, count: int, cache: Cache) -> None:
+    `timed` workers note when they began and ended which blocks; others run code that has nothing of it.
+    """
+
+    def __init__(self, count: int, cache: Cache, timed: bool = False) -> None:
         assert count >= 1, count
         self.count = count
-        source = words.source(platform.machine())
+        self.timed = timed
+        source = words.source(platform.machine(), timed)
         self._kernels = load_kernels({source: lambda: source}, cache)
         self._call = callable_at(self._kernels.addresses[source])
-        self._control = np.frombuffer(aligned(8 * (words.SCRATCH + count), 128), np.int64)
+        self._control = np.frombuffer(aligned(8 * (words.SCRATCH + 2 * count), 128), np.int64)
         self._control[:] = 0
         self._control[words.WORKERS] = count
         self._control[words.POSITION] = words.IDLE
         # Tables are copied here, and grown-out ones are kept: a worker that wakes late may still look at the last.
         self._tables = [np.zeros(1024, np.int64)]
-        system = waiting()
+        system = system_calls()
         self._control[words.YIELD] = system.sched_yield
         self._control[words.USLEEP] = system.usleep
         self._control[words.SYSCALL] = system.syscall
+        self._control[words.CLOCK] = system.clock_gettime
         self._process = os.getpid()
         self._scratch: list[NDArray[np.uint8]] = [aligned(0)] * count
+        self._logs: list[NDArray[np.int64]] = []
         self._lock = threading.Lock()
         threads = [self._thread(number) for number in range(1, count)]
         self._finalizer = weakref.finalize(
@@ -107,6 +119,28 @@ class Workers:
             for number, scratch in enumerate(self._scratch):
                 self._control[words.SCRATCH + number] = scratch.ctypes.data
 
+    def _provide_logs(self, tape: Tape) -> None:
+        """Empty logs with room for every event of the tape, whoever takes which blocks."""
+        room = sum(most_takes(record.blocks, self.count) for record in tape.records)
+        if not self._logs or room > self._logs[0][1]:
+            size = words.LOG_WORDS + words.EVENT_WORDS * room
+            self._logs = [np.zeros(size, np.int64) for _ in range(self.count)]
+            for number, log in enumerate(self._logs):
+                log[1] = room
+                self._control[words.SCRATCH + self.count + number] = log.ctypes.data
+        for log in self._logs:
+            log[0] = 0
+
+    def events(self) -> NDArray[np.int64]:
+        """What the timed workers did in the last call, a row an event: worker, record, blocks, begin and end in ns."""
+        made = []
+        for number, log in enumerate(self._logs):
+            count, room = int(log[0]), int(log[1])
+            assert count <= room, (count, room)
+            rows = log[words.LOG_WORDS : words.LOG_WORDS + words.EVENT_WORDS * count].reshape(count, words.EVENT_WORDS)
+            made.append(np.column_stack([np.full(count, number), rows]))
+        return np.concatenate(made)
+
     def _copied(self, tape: Tape) -> int:
         """The address of the tape's table in memory that stays."""
         if tape.table.size > self._tables[-1].size:
@@ -121,6 +155,8 @@ class Workers:
             return
         with self._lock:
             self._provide_scratch(tape.scratch_bytes)
+            if self.timed:
+                self._provide_logs(tape)
             self._control[words.TAPE] = self._copied(tape)
             self._control[words.RECORDS] = len(tape.table)
             self._call(self._control.ctypes.data, 0, 0, 0)

@@ -9,15 +9,17 @@ Words (i64) of the control block; those that threads watch have a cache line (8 
      8 blocks done of the current record   16 calls so far
     24 workers that sleep between calls   25 workers that sleep within one
     32 stop   33 workers   34 tape   35 records   36 address of sched_yield   37 of syscall (Linux)   38 of usleep
-    40 … scratch of each worker
+    39 of clock_gettime   40 … scratch of each worker   then the log of each worker
 A record: function, arguments, units, units a block, blocks.
+The timed tape also writes logs: events so far, room for events, then of each event record, blocks, begin and end in ns
+of the system's monotonic clock. The other one has none of that code.
 """
 
 from __future__ import annotations
 
 POSITION, DONE, CALLS, SLEEPING, WAITING = 0, 8, 16, 24, 25
-STOP, WORKERS, TAPE, RECORDS, YIELD, SYSCALL, USLEEP, SCRATCH = 32, 33, 34, 35, 36, 37, 38, 40
-RECORD_WORDS = 5
+STOP, WORKERS, TAPE, RECORDS, YIELD, SYSCALL, USLEEP, CLOCK, SCRATCH = 32, 33, 34, 35, 36, 37, 38, 39, 40
+RECORD_WORDS, EVENT_WORDS, LOG_WORDS = 5, 4, 2
 MOST_RECORDS, MOST_BLOCKS = (1 << 20) - 2, (1 << 24) - 1
 # The position when there is nothing to do.
 IDLE = ((1 << 20) - 1) << 24
@@ -41,10 +43,11 @@ _DECLARATIONS = {
 }
 
 
-def source(machine: str) -> str:
+def source(machine: str, timed: bool = False) -> str:
     """`@kernel(control, mode, worker, seen)`: mode 0 is one call, by worker 0; mode 1 is another worker's life."""
     hint = pause(machine)
-    text = _TEXT
+    text = _TEXT.replace("$BEGIN", _BEGIN if timed else "").replace("$END", _END if timed else "")
+    text = text + _LOGGING if timed else text
     names = {
         "PAUSE": hint,
         "IDLY": str(IDLE_LOOKS),
@@ -60,7 +63,7 @@ def source(machine: str) -> str:
 
 _WORD_NAMES = (
     "POSITION", "DONE", "CALLS", "SLEEPING", "WAITING",
-    "STOP", "WORKERS", "TAPE", "RECORDS", "YIELD", "SYSCALL", "USLEEP", "SCRATCH",
+    "STOP", "WORKERS", "TAPE", "RECORDS", "YIELD", "SYSCALL", "USLEEP", "CLOCK", "SCRATCH",
 )  # fmt: skip
 
 _TEXT = """
@@ -192,8 +195,8 @@ run:
   %hi0 = mul i64 %end, %per_block
   %over = icmp ugt i64 %hi0, %units
   %hi = select i1 %over, i64 %units, i64 %hi0
-  %function = inttoptr i64 %function_address to ptr
-  call void %function(i64 %args, i64 %lo, i64 %hi, i64 %scratch)
+  %function = inttoptr i64 %function_address to ptr$BEGIN
+  call void %function(i64 %args, i64 %lo, i64 %hi, i64 %scratch)$END
   %before = atomicrmw add ptr %done_blocks, i64 %k acq_rel
   %after = add i64 %before, %k
   %last = icmp eq i64 %after, %blocks
@@ -256,6 +259,55 @@ life:
 works:
   call void @work(ptr %c, i64 %w)
   br label %life
+done:
+  ret void
+}
+"""
+
+_BEGIN = "\n  %begin = call i64 @now(ptr %c)"
+_END = "\n  call void @log(ptr %c, i64 %w, i64 %number, i64 %k, i64 %begin)"
+
+_LOGGING = """
+; CLOCK_MONOTONIC of Linux, which Python's perf_counter reads too.
+define internal i64 @now(ptr %c) {
+  %time = alloca [2 x i64], align 8
+  %address = call i64 @word(ptr %c, i64 $W_CLOCK)
+  %clock = inttoptr i64 %address to ptr
+  %r = call i32 %clock(i32 1, ptr %time)
+  %seconds = call i64 @word(ptr %time, i64 0)
+  %rest = call i64 @word(ptr %time, i64 1)
+  %whole = mul i64 %seconds, 1000000000
+  %ns = add i64 %whole, %rest
+  ret i64 %ns
+}
+
+; An event into the worker's log, where there is room.
+define internal void @log(ptr %c, i64 %w, i64 %number, i64 %blocks, i64 %begin) {
+entry:
+  %end = call i64 @now(ptr %c)
+  %workers = call i64 @word(ptr %c, i64 $W_WORKERS)
+  %after = add i64 %workers, $W_SCRATCH
+  %place = add i64 %after, %w
+  %address = call i64 @word(ptr %c, i64 %place)
+  %log = inttoptr i64 %address to ptr
+  %count = call i64 @word(ptr %log, i64 0)
+  %room = call i64 @word(ptr %log, i64 1)
+  %more = add i64 %count, 1
+  store i64 %more, ptr %log
+  %fits = icmp ult i64 %count, %room
+  br i1 %fits, label %write, label %done
+write:
+  %words = mul i64 %count, 4
+  %first = add i64 %words, 2
+  %event = getelementptr i64, ptr %log, i64 %first
+  store i64 %number, ptr %event
+  %e1 = getelementptr i64, ptr %event, i64 1
+  store i64 %blocks, ptr %e1
+  %e2 = getelementptr i64, ptr %event, i64 2
+  store i64 %begin, ptr %e2
+  %e3 = getelementptr i64, ptr %event, i64 3
+  store i64 %end, ptr %e3
+  br label %done
 done:
   ret void
 }

@@ -57,6 +57,11 @@ class RunFolder:
         return self.path / "log.txt"
 
     @property
+    def trace(self) -> Path:
+        """Where `--timings` writes the times of the last steps."""
+        return self.path / "trace.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

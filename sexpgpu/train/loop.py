@@ -26,6 +26,7 @@ from sexpgpu.train.session import Session, lowering_report, memory_annotation
 from sexpgpu.train.status import State, Status, StatusWriter
 from sexpgpu.train.step import StepResult
 from sexpgpu.train.stopping import Stopped, StopRequest
+from sexpgpu.train.timings import Timings
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Training:
             self._saved = int(resumed["step"])
             self.stopper.restore(resumed.get("patience", {}))
             self.best.restore(resumed.get("best", {}))
+        self.timings = Timings(session) if session.settings.timings else None
         self._begin = clock()
 
     def run(self) -> Outcome:
@@ -104,6 +106,8 @@ class Training:
             peak, planned = self.session.device.peak_bytes(), self.session.memory.planned
             self.metrics.write({"kind": "annotation", "name": "memory-peak", "peak": peak, "planned": planned})
             self.metrics.close()
+            if self.timings is not None and self.writes:
+                self._report(self.timings)
         self._say("done", step)
         return Outcome(self.folder.path, step, self.loss, dict(self.evaluations), self.writes)
 
@@ -117,11 +121,27 @@ class Training:
         if self.writes:
             self.folder.lowering.write_text(lowering_report(self.session) + "\n", encoding="utf-8")
 
+    def _report(self, timings: Timings) -> None:
+        """The table of times, also at the end of the lowering report, and the trace."""
+        report = timings.report()
+        self.progress.line(report)
+        try:
+            with self.folder.lowering.open("a", encoding="utf-8") as file:
+                file.write(f"{report}\n")
+            timings.write_trace(self.folder.trace)
+        except OSError as problem:
+            self.progress.line(f"the times are not written: {problem}")
+        else:
+            self.progress.line(f"trace of the last steps, for chrome://tracing or ui.perfetto.dev: {self.folder.trace}")
+
     def _step(self, step: int) -> None:
         self.exchange.phase(f"step {step}")
-        begin = time.perf_counter()
+        begin = time.perf_counter_ns()
         result = self.session.step.run(step)
-        seconds = time.perf_counter() - begin
+        end = time.perf_counter_ns()
+        seconds = (end - begin) / 1e9
+        if self.timings is not None:
+            self.timings.add(step, begin, end)
         self.loss = result.loss
         record = self._record(step, result, seconds)
         if step % self.session.experiment.options.log_every == 0 or step == self.total:
@@ -201,7 +221,9 @@ class Training:
         eta = (self.clock() - self._begin) / done * (self.total - step) if done > 0 else None
         loss = self.loss if self.loss is not None and math.isfinite(self.loss) else None
         self.status.update(
-            Status(state, step, self.total, os.getpid(), socket.gethostname(), self.exchange.world.size, loss, eta, code)
+            Status(
+                state, step, self.total, os.getpid(), socket.gethostname(), self.exchange.world.size, loss, eta, code
+            )
         )
 
 
@@ -227,7 +249,11 @@ def refuse_disagreement(exchange: Exchange, model: Model, step: int) -> None:
     told = exchange.broadcast(mine)
     differing = [name for name in mine if mine[name] != told[name]]
     if exchange.agree(len(differing)):
-        found = f"{differing[0]} of rank {exchange.world.rank} is not that of rank 0" if differing else "another rank's differs"
+        found = (
+            f"{differing[0]} of rank {exchange.world.rank} is not that of rank 0"
+            if differing
+            else "another rank's differs"
+        )
         raise Error(
             "E-DP-004",
             f"the ranks' parameters or optimizer states disagree at step {step}: {found}",

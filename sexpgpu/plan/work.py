@@ -1,0 +1,92 @@
+"""What each launch of a plan does, as a report of times names it: form, place, kind, operations, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import PurePath
+
+from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.ir.types import SIZES
+from sexpgpu.plan.kernel import Access, Generated, Indexed, Launch, Matrix, Plan, Product
+from sexpgpu.plan.report import product_flops
+
+# A kernel that several forms were fused into is named by so many of them.
+NAMES = 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """One launch. `form`: the heads of its forms, `layernorm, +`; `place`: where the first stands, FILE:LINE;
+    `kind`: product, map, row, column, or an indexed kernel's name; `flops`: those of products; `bytes`: what it reads and
+    writes, each element counted once."""
+
+    form: str
+    place: str
+    kind: str
+    flops: int
+    bytes: int
+
+
+def works_of(plan: Plan, graph: Graph) -> Sequence[Work]:
+    """The work of every launch of the plan of this graph."""
+    return tuple(_work(launch, [graph.nodes[index] for index in launch.nodes]) for launch in plan.launches)
+
+
+def _work(launch: Launch, nodes: Sequence[Node]) -> Work:
+    forms = list(dict.fromkeys(map(form_of, nodes)))
+    more = ", …" if len(forms) > NAMES else ""
+    place = next((place for node in nodes if (place := _place(node))), "")
+    flops = product_flops(launch) if isinstance(launch, Product) else 0
+    return Work(", ".join(forms[:NAMES]) + more, place, _kind(launch), flops, bytes_of(launch))
+
+
+def form_of(node: Node) -> str:
+    """A region's name, else the head of the form that the node came from, else its operation."""
+    if node.op == "region":
+        return str(node.attributes["body"].name)
+    span = next((origin.span for origin in node.origins if origin.span is not None), None)
+    head = "" if span is None else span.text.lstrip("([").split(maxsplit=1)[0].rstrip(")]")
+    return head or node.op
+
+
+def _place(node: Node) -> str:
+    span = next((origin.span for origin in node.origins if origin.span is not None), None)
+    return "" if span is None else f"{PurePath(span.source.name).name}:{span.line}"
+
+
+def _kind(launch: Launch) -> str:
+    if isinstance(launch, Generated):
+        return launch.program.kind
+    return "product" if isinstance(launch, Product) else launch.op
+
+
+def bytes_of(launch: Launch) -> int:
+    """Bytes of the operands, an element that is read along a loop of stride 0 counted once."""
+    if isinstance(launch, Generated):
+        program = launch.program
+        read = (_touched(a, launch.sizes) * SIZES[load.dtype] for a, load in zip(launch.loads, program.loads))
+        written = (_touched(a, launch.sizes) * SIZES[store.dtype] for a, store in zip(launch.stores, program.stores))
+        return sum(read) + sum(written)
+    if isinstance(launch, Product):
+        parts = ((launch.a, launch.m, launch.k), (launch.b, launch.k, launch.n), (launch.c, launch.m, launch.n))
+        return sum(_entries(matrix) * rows * columns for matrix, rows, columns in parts) * SIZES[launch.dtype]
+    return _indexed_bytes(launch)
+
+
+def _touched(access: Access, sizes: Sequence[int]) -> int:
+    if access.place is None:
+        return 0
+    return prod(size for size, stride in zip(sizes, access.strides) if stride)
+
+
+def _entries(matrix: Matrix) -> int:
+    return len(set(matrix.starts))
+
+
+def _indexed_bytes(launch: Indexed) -> int:
+    """The elements that are moved, read once and written once, and the indices."""
+    moved = launch.outer * (launch.count if launch.inputs[1:] else launch.size) * launch.inner
+    indices = 0 if not launch.index_dtype else launch.count * SIZES[launch.index_dtype]
+    return 2 * moved * SIZES[launch.dtype] + indices
