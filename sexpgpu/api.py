@@ -23,7 +23,7 @@ from sexpgpu.train.launch import Request, early_settings, final_settings, read_e
 from sexpgpu.train.metrics import Record, read_metrics
 from sexpgpu.train.model import Model, initial_parameters
 from sexpgpu.train.progress import Progress
-from sexpgpu.train.session import lowering_report, memory_line, prepare
+from sexpgpu.train.session import lowering_report, memory_line, prepare, refuse_precision
 from sexpgpu.train.step import StepResult, bind_fields, nominal_weight, out_of_range
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -187,7 +187,8 @@ class CompiledStep:
     """
 
     def __init__(self, experiment: elaborated.Experiment, settings: Settings) -> None:
-        self._experiment = experiment
+        refuse_precision(settings)
+        self._experiment = experiment = elaborated.in_precision(experiment, settings.precision)
         self._settings = settings
         self._device = open_untimed(settings)
         self._graph = training_graph(experiment)

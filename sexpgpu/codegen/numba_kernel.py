@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from sexpgpu.codegen.layout import HEAD_WORDS, operand_words, outer_rank
-from sexpgpu.codegen.source import Source, describe, spell
+from sexpgpu.codegen.source import Source, describe, result_dtype, spell
 from sexpgpu.codegen.stages import Stages, analyse
 from sexpgpu.ir.types import SIZES
 from sexpgpu.plan.kernel import Load, Program, Store
@@ -149,7 +149,17 @@ class Kernel:
         store = self.program.stores[number]
         operand = self.target(number)
         place = self.place(operand, at)
-        self.add(f"store_{store.dtype}_{self.group(operand)}({pointer}{operand}, {place}, {self.value(store.value)})")
+        value = self.value(self._unrounded(store))
+        self.add(f"store_{store.dtype}_{self.group(operand)}({pointer}{operand}, {place}, {value})")
+
+    def _unrounded(self, store: Store) -> int:
+        """A store rounds to bf16 or f16 itself: what a cast to it would round is handed on."""
+        made = store.value - len(self.program.loads)
+        if made < 0 or store.dtype not in ("bf16", "f16"):
+            return store.value
+        instruction = self.program.body[made]
+        narrows = instruction.op == "cast" and result_dtype(self.program, instruction.arguments[0]) == "f32"
+        return instruction.arguments[0] if narrows else store.value
 
     def elements(self, values: tuple[int, ...], at: str, pointer: str = "q") -> None:
         """Loads and computes element values in order."""

@@ -104,6 +104,8 @@ class Graph:
         self.name = name
         self.nodes: list[Node] = []
         self.outputs: dict[str, Node] = {}
+        # Values that operations of the language gave: what `:precision` rounds (`passes/precision.py`).
+        self.results: set[Node] = set()
         self._interned: dict[tuple[Any, ...], Node] = {}
         self._origin: Origin | None = None
 

@@ -181,6 +181,8 @@ def records() -> list[Op]:
            _vjp_broadcast, "view"),
         Op("slice", "slice(x: T[*s]; starts, limits, steps) -> T[*cut(s)]", _infer_slice, _run_slice, _vjp_slice, "view"),
         Op("flip", "flip(x: T[*s]; axes) -> T[*s]", _infer_flip, lambda x, axes: np.flip(x, axes), _vjp_flip, "view"),
+        Op("widen", "widen(x: bf16[*s] or f16[*s]) -> f32[*s]", lambda x: TensorType("f32", x.shape, x.labels),
+           lambda x: np.asarray(x).astype(np.float32), None, "view"),
         Op("pad", "pad(x: T[*s]; low, high, interior, value) -> T[*padded(s)]", _infer_pad, _run_pad, _vjp_pad, "pad"),
         Op("concat", "concat(*xs: T[*s]; axis) -> T[*joined(s)]", _infer_concat,
            lambda *xs, axis: np.concatenate(xs, axis), _vjp_concat, "concat"),

@@ -48,6 +48,12 @@ def _erf(x: Any) -> Any:
     return np.vectorize(erf, otypes=[np.result_type(x)])(x) if np.size(x) else np.asarray(x)
 
 
+def _round_bf16(x: Any) -> Any:
+    """Float64 is the meaning without any rounding."""
+    x = np.asarray(x)
+    return x if x.dtype == np.float64 else x.astype(numpy_dtype("bf16")).astype(x.dtype)
+
+
 def _ties(greater: Node, equal: Node) -> tuple[Node, Node]:
     """The shares of the cotangent between two operands: equal ones take half each, as in PyTorch."""
     graph = greater.graph
@@ -113,6 +119,8 @@ PRIMITIVES: dict[str, Primitive] = {
     "floor": Primitive("k_floor({})", "k_floor({})", np.floor),
     "ceil": Primitive("k_ceil({})", "k_ceil({})", np.ceil),
     "round": Primitive("k_rint({})", "k_rint({})", np.rint),
+    # f32 that a product reads as bf16: a parameter's gradient passes it as it is.
+    "round_bf16": Primitive("k_round_bf16({})", "k_round_bf16({})", lambda a: _round_bf16(a), lambda y, a: (1,)),
     "isfinite": Primitive("k_isfinite({})", "k_isfinite({})", np.isfinite, result="bool"),
     "logical_not": Primitive("k_not({})", "(!{})", np.logical_not, result="bool", operands="bool"),
     "add": Primitive("({} + {})", "({} + {})", np.add, lambda y, a, b: (1, 1), 2, operands="number"),

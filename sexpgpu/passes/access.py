@@ -15,7 +15,8 @@ Index = tuple[int, tuple[tuple[int, int], ...]]
 Access = tuple[Index, ...]
 ZERO: Index = (0, ())
 
-VIEWS = frozenset(("reshape", "permute", "broadcast", "slice", "flip", "windows"))
+# `widen` reads bf16 or f16 as f32: registers hold both so.
+VIEWS = frozenset(("reshape", "permute", "broadcast", "slice", "flip", "windows", "widen"))
 
 
 class Refine(Exception):
@@ -68,6 +69,8 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 def pull(view: Node, access: Access, sizes: list[int]) -> Access:
     """The access of a view's operand that reads what `access` reads of the view. `sizes`: the loops' sizes."""
     operand, attributes = view.inputs[0], view.attributes
+    if view.op == "widen":
+        return access
     if view.op == "permute":
         made: list[Index] = [ZERO] * len(access)
         for k, axis in enumerate(attributes["axes"]):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from sexpgpu.initial import Initializer
 from sexpgpu.ir.graph import Graph, Origin
@@ -130,3 +130,8 @@ class Experiment:
     predict: Graph | None
     update: Graph
     learning_rate: Expression | None
+
+
+def in_precision(experiment: Experiment, precision: Any) -> Experiment:
+    """The experiment as a launch trains it, whose `--precision` wins over the run's."""
+    return replace(experiment, options=replace(experiment.options, precision=precision))

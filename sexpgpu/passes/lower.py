@@ -1,6 +1,8 @@
 """Lowering of a flat graph: what would take a pass over memory of its own becomes part of another kernel.
 
 Each rule keeps the meaning; the last four may change the order or the rounding of a float operation, or the sign of 0:
+  bf16 or f16 read as f32                a view, moved to where it is read
+  f32 rounded to bf16, kept as f32       a cast to bf16, read as f32
   a product with its free axes swapped   the product of its operands in the other order
   gather of a pointwise value            the pointwise value of what is gathered
   gather-add of one element a row to 0   a comparison with the element's number
@@ -13,6 +15,7 @@ Each rule keeps the meaning; the last four may change the order or the rounding 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from sexpgpu.ir.graph import Graph, Node
@@ -262,11 +265,37 @@ def _is_kept(to: Lowerer, value: Node) -> bool:
     return False
 
 
+def _cast(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    widens = node.dtype == "f32" and inputs[0].dtype in ("bf16", "f16")
+    return to.add(node, "widen", inputs[0]) if widens else None
+
+
+def _round_bf16(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    return to.add(node, "widen", to.add(node, "cast", inputs[0], dtype="bf16"))
+
+
+def _move(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    """What is moved are the narrow elements."""
+    narrow = {x.inputs[0].dtype if x.op == "widen" else None for x in inputs}
+    if len(narrow) > 1 or None in narrow or node.attributes.get("value", 0) not in (0, inf, -inf):
+        return _permute(to, node, inputs) if node.op == "permute" else None
+    return to.add(node, "widen", to.add(node, node.op, *(x.inputs[0] for x in inputs), **node.attributes))
+
+
 _RULES: dict[str, Callable[[Lowerer, Node, tuple[Node, ...]], Node | None]] = {
     "add": _add,
+    "broadcast": _move,
+    "cast": _cast,
+    "concat": _move,
     "exp": _exp,
+    "flip": _move,
     "gather": _gather,
     "gather_add": _gather_add,
     "overlap_add": overlap_of_product,
-    "permute": _permute,
+    "pad": _move,
+    "permute": _move,
+    "reshape": _move,
+    "round_bf16": _round_bf16,
+    "slice": _move,
+    "windows": _move,
 }

@@ -6,6 +6,7 @@ from sexpgpu.ir.building import uncollected
 from sexpgpu.ir.graph import Graph
 from sexpgpu.passes.differentiate import differentiate
 from sexpgpu.passes.experiment import Experiment
+from sexpgpu.passes.precision import rounded
 from sexpgpu.passes.simplify import simplify
 
 # The cotangent of every element of the loss: 1 / (nominal weight of the step), set by the training loop.
@@ -15,9 +16,10 @@ LOSS_SCALE = ("runtime", "loss-scale")
 @uncollected()
 def training_graph(experiment: Experiment) -> Graph:
     """Loss, weight and `gradient:NAME` of every trainable parameter, of one microbatch."""
-    parameters = {node.attributes["name"]: node for node in experiment.training.inputs if node.attributes["kind"] == "parameter"}
+    forward = rounded(experiment.training, experiment.options.precision)
+    parameters = {node.attributes["name"]: node for node in forward.inputs if node.attributes["kind"] == "parameter"}
     trained = {p.name: parameters[p.name] for p in experiment.parameters if p.trainable}
-    return simplify(differentiate(experiment.training, {"loss": LOSS_SCALE}, trained))
+    return simplify(differentiate(forward, {"loss": LOSS_SCALE}, trained))
 
 
 @uncollected()
@@ -29,4 +31,5 @@ def update_graph(experiment: Experiment) -> Graph:
 @uncollected()
 def evaluation_graphs(experiment: Experiment) -> dict[str, Graph]:
     """Loss, weight and metrics of one batch, by loader."""
-    return {name: simplify(graph) for name, graph in experiment.evaluations.items()}
+    precision = experiment.options.precision
+    return {name: simplify(rounded(graph, precision)) for name, graph in experiment.evaluations.items()}

@@ -54,7 +54,7 @@ class Heavy:
             at = node
             try:
                 while (found := self.buffers.find(at)) is None:
-                    if at.op not in VIEWS:
+                    if at.op not in VIEWS or at.op == "widen":
                         return None
                     access = pull(at, access, axes.sizes)
                     at = at.inputs[0]

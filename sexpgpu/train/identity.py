@@ -30,7 +30,7 @@ def graph_text(experiment: Experiment) -> str:
 
 def experiment_hash(experiment: Experiment, text: str) -> str:
     """SHA-256 of the IR text, the parameters' initial laws, the optimizer's states, the loaders, the numerics version."""
-    parts = [f"numerics {NUMERICS_VERSION}", text]
+    parts = [f"numerics {NUMERICS_VERSION}", text, *_precision(experiment)]
     parts += [f"parameter {p.name} {p.shape} {p.initializer} {p.decay} {p.trainable}" for p in experiment.parameters]
     parts += [f"state {s.parameter} {s.name} {s.shape} {s.fill!r}" for s in experiment.states]
     parts += [f"loader {name} {loader_text(spec)}" for name, spec in sorted(experiment.loaders.items())]
@@ -38,10 +38,17 @@ def experiment_hash(experiment: Experiment, text: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
+def _precision(experiment: Experiment) -> list[str]:
+    """The IR text is that before rounding."""
+    precision = experiment.options.precision
+    return [] if precision == "off" else [f"precision {precision}"]
+
+
 def training_hash(experiment: Experiment, seed: int) -> str:
     """SHA-256 of what decides the parameters after every step: what a resume must find as it was."""
     options = experiment.options
     parts = [f"numerics {NUMERICS_VERSION}", print_graph(experiment.training), print_graph(experiment.update)]
+    parts += _precision(experiment)
     parts += [f"parameter {p.name} {p.shape} {p.decay} {p.trainable}" for p in experiment.parameters]
     parts += [f"loader {loader_text(experiment.loaders[options.data])}"]
     parts += [f"{options.microbatches} {options.global_batch} {options.clip_grad_norm} {options.sum_lanes} {seed}"]

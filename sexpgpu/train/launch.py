@@ -139,6 +139,7 @@ def train(
     """Everything after elaboration: plan, folder, initial values, loop, last words."""
     exchange.phase("planning and compiling")
     session = prepare(experiment, settings, device, exchange)
+    experiment = session.experiment
     text = graph_text(experiment)
     digest = experiment_hash(experiment, text)
     progress.unit = unit_of(session)
@@ -217,6 +218,7 @@ def _facts(session: Session, digest: str) -> dict[str, Any]:
         "ranks": session.exchange.world.size,
         "nodes": session.exchange.world.nodes,
         "seed": session.settings.seed,
+        "precision": session.settings.precision,
         "experiment-hash": digest,
         "training-hash": training_hash(session.experiment, session.settings.seed),
         "numerics": NUMERICS_VERSION,

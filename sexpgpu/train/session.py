@@ -13,7 +13,7 @@ from sexpgpu.dist.gradients import lanes_line
 from sexpgpu.dist.reduction import MOST_LANES
 from sexpgpu.errors import Error
 from sexpgpu.ir.graph import Graph
-from sexpgpu.passes.experiment import Experiment
+from sexpgpu.passes.experiment import Experiment, in_precision
 from sexpgpu.passes.pipeline import evaluation_graphs, training_graph, update_graph
 from sexpgpu.settings import Settings
 from sexpgpu.train.evaluation import Evaluator
@@ -83,6 +83,7 @@ def prepare(
     `batches` replace those of the run's loader.
     """
     exchange = exchange or SingleRank()
+    experiment = in_precision(experiment, settings.precision)
     refuse_unready(experiment, settings)
     refuse_indivisible(experiment, exchange.world.size)
     options = experiment.options
@@ -130,12 +131,14 @@ def refuse_indivisible(experiment: Experiment, ranks: int) -> None:
         )
 
 
+def refuse_precision(settings: Settings) -> None:
+    if settings.precision == "float16":
+        raise Error("E-DEV-001", "precision float16 needs cuda", notes=["take --precision bfloat16 or off"])
+
+
 def refuse_unready(experiment: Experiment, settings: Settings) -> None:
     """What the language has and this version does not run is an error, never something else instead."""
-    if settings.precision == "float16":
-        raise Error("E-DEV-001", "precision float16 needs cuda", notes=["take --precision off"])
-    if settings.precision != "off":
-        raise Error("E-RUN-007", f"precision {settings.precision} is not available yet", notes=["take --precision off"])
+    refuse_precision(settings)
     if settings.checkpoints is not None:
         notes = ["leave SEXPGPU_CHECKPOINTS unset: checkpoints go into the run folder"]
         raise Error("E-RUN-007", "checkpoints outside the run folder are not available yet", notes=notes)

@@ -21,7 +21,10 @@ class Mask:
 
 
 def _float(graph: Graph, value: Value, what: str) -> Node:
-    return cast(as_tensor(graph, value, what), "f32")
+    """A loss or metric as f32, whatever `:precision` says."""
+    made = cast(as_tensor(graph, value, what), "f32")
+    graph.results.discard(made)
+    return made
 
 
 def _masked(node: Node, mask: Mask | None, otherwise: float, what: str) -> Node:

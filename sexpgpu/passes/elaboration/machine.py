@@ -26,6 +26,7 @@ from sexpgpu.passes.elaboration.values import (
     resolve_arguments,
 )
 from sexpgpu.passes.experiment import Parameter
+from sexpgpu.passes.precision import mark_results
 from sexpgpu.source import Span
 
 if TYPE_CHECKING:
@@ -183,7 +184,10 @@ class Machine:
         graph = self.graph
         try:
             with graph.at(self.origin(span)):
-                return called.run(self, *arguments)
+                made = called.run(self, *arguments)
+                if not span.source.prelude:
+                    mark_results(self.graph, called.name, made)
+                return made
         except TypeMismatch as problem:
             suggest = getattr(problem, "suggest", None)
             if suggest is not None:
@@ -232,9 +236,10 @@ class Machine:
             assert function.body is not None
             if function.kind == "region" and not self.in_body:
                 return self.region(function, frame, span)
-            if function.kind == "layer":
-                return self._layer(function, frame, span)
-            return function.body(frame)
+            made = self._layer(function, frame, span) if function.kind == "layer" else function.body(frame)
+            if function.prelude and not span.source.prelude:
+                mark_results(self.graph, function.name, made)
+            return made
         finally:
             self.frame, self.repeats, self.scope = outer, repeats, scope
             self.calls -= 1

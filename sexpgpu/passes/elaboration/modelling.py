@@ -89,6 +89,7 @@ def _update(m: Machine, buffer: Value, value: Value) -> None:
     name = buffer.attributes["name"]
     node = fitting(m.graph, value, buffer.shape, f"the buffer {name}")
     if m.context.training:
+        m.graph.results.discard(node)
         m.parameters.update(name, node, m.here)
 
 

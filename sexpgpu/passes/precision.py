@@ -1,0 +1,112 @@
+"""`:precision` as casts: what every operation of the language gives is rounded once, to nearest even.
+
+Elaboration marks the results of operations (`mark_results`), and this pass writes `cast` nodes behind them, before
+differentiation: the graph computes in f32, and a result is f32 → bf16 → f32. Not rounded: parameters, the loss, metrics,
+what buffers become, what the file casts, random fields, cross-entropy. What only moves elements passes roundings on. A product
+reads parameters and fields as bf16, too; a parameter's gradient passes that rounding as it is.
+
+The file's own casts to bf16 or f16 mean the same in every precision: operations on such tensors compute in f32 and round.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.ir.types import TensorType
+
+Precision = Literal["off", "bfloat16", "float16"]
+DTYPES: dict[str, Literal["bf16", "f16"]] = {"bfloat16": "bf16", "float16": "f16"}
+# These change no element.
+MOVES = frozenset(("reshape", "permute", "broadcast", "slice", "flip", "windows", "concat", "pad"))
+_LEAVES = frozenset(("input", "constant", "iota", "random", "host"))
+# Functions and operations whose results stay f32.
+UNROUNDED = frozenset(("cast", "cross-entropy", "random-uniform", "random-normal", "random-bernoulli"))
+# Operations that take bf16 and f16 as they are.
+_AS_THEY_ARE = MOVES | {"cast", "take", "gather", "region", "get", "stop_gradient"}
+_NARROW = frozenset(("bf16", "f16"))
+
+
+def mark_results(graph: Graph, name: str, value: Any) -> None:
+    """Notes what the operation or prelude function `name`, called in a user's file, gave."""
+    if name in UNROUNDED:
+        return
+    pending = [value]
+    while pending:
+        made = pending.pop()
+        if isinstance(made, tuple):
+            pending.extend(made)
+        elif isinstance(made, Node) and made.op in MOVES:
+            pending.extend(made.inputs)
+        elif isinstance(made, Node) and made.graph is graph and made.op not in _LEAVES and _dtype(made) == "f32":
+            graph.results.add(made)
+
+
+def _dtype(node: Node) -> str:
+    return node.type.dtype if isinstance(node.type, TensorType) else ""
+
+
+def rounded(graph: Graph, precision: Precision) -> Graph:
+    """The graph with its roundings written as casts; of a graph that has none, the graph itself."""
+    return _Rounding(DTYPES.get(precision)).run(graph)
+
+
+class _Rounding:
+    def __init__(self, dtype: Literal["bf16", "f16"] | None) -> None:
+        self.dtype = dtype
+        # Old body → new one (the old is kept so that its identity stays taken).
+        self.bodies: dict[int, tuple[Graph, Graph]] = {}
+
+    def run(self, graph: Graph) -> Graph:
+        if not any(self._concerns(node) for node in graph.nodes):
+            return graph
+        made = Graph(graph.name)
+        replace: dict[Node, Node] = {}
+        for node in graph.nodes:
+            with made.like(node):
+                replace[node] = self._node(made, node, replace)
+        made.outputs = {name: replace[node] for name, node in graph.outputs.items()}
+        return made
+
+    def _concerns(self, node: Node) -> bool:
+        if node.op == "region":
+            return self._body(node.attributes["body"]) is not node.attributes["body"]
+        if self.dtype is not None and (node in node.graph.results or node.op == "contract"):
+            return True
+        return node.op not in _AS_THEY_ARE and any(_is_narrow(i) for i in node.inputs)
+
+    def _body(self, body: Graph) -> Graph:
+        if id(body) not in self.bodies:
+            self.bodies[id(body)] = (body, self.run(body))
+        return self.bodies[id(body)][1]
+
+    def _node(self, made: Graph, node: Node, replace: dict[Node, Node]) -> Node:
+        inputs = [replace[i] for i in node.inputs]
+        if node.op == "region":
+            return made.add("region", inputs, {"body": self._body(node.attributes["body"])})
+        if node.op not in _AS_THEY_ARE and any(map(_is_narrow, inputs)):
+            wide = [_cast(i, "f32") if _is_narrow(i) else i for i in inputs]
+            new = made.add(node.op, wide, node.attributes)
+            return _cast(new, node.dtype) if _is_narrow(node) else new
+        if node.op == "contract" and self.dtype == "bf16":
+            inputs = [self._factor(i) for i in inputs]
+        new = made.clone(node, inputs)
+        if self.dtype is not None and node in node.graph.results:
+            return _cast(_cast(new, self.dtype), "f32")
+        return new
+
+    def _factor(self, node: Node) -> Node:
+        """An operand of a product: a parameter or a field, seen through what only moves it, is rounded."""
+        if node.op in MOVES and len(node.inputs) == 1:
+            inner = self._factor(node.inputs[0])
+            return node if inner is node.inputs[0] else node.graph.add(node.op, (inner,), node.attributes)
+        is_given = node.op == "input" and node.attributes["kind"] in ("parameter", "field") and node.dtype == "f32"
+        return node.graph.add("round_bf16", (node,)) if is_given else node
+
+
+def _is_narrow(node: Node) -> bool:
+    return _dtype(node) in _NARROW
+
+
+def _cast(node: Node, dtype: str) -> Node:
+    return node.graph.add("cast", (node,), {"dtype": dtype})

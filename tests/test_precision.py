@@ -1,0 +1,199 @@
+"""`:precision bfloat16`: which values are rounded, once each, to nearest even; everything else is f32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from elaborated import SCALES, experiment, parameter
+from elaborating import elaborated, run_of
+from on_cpu import run_graph
+from test_pytorch import starting
+from test_pytorch_float64 import FIGURES, HERE
+
+import sexpgpu
+from sexpgpu.errors import Error
+from sexpgpu.ir.evaluate import evaluate_graph
+from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.ir.text import print_graph
+from sexpgpu.ops.transcendental import k_erf
+from sexpgpu.passes.experiment import Experiment, in_precision
+from sexpgpu.passes.pipeline import evaluation_graphs, training_graph
+from sexpgpu.passes.precision import rounded
+from sexpgpu.train.identity import experiment_hash, graph_text, training_hash
+from sexpgpu.train.launch import Request
+from sexpgpu.train.launch import run as run_request
+from sexpgpu.train.progress import Progress
+
+RNG = np.random.default_rng(2)
+X = RNG.normal(size=(8, 64)).astype(np.float32)
+Y = np.arange(8, dtype=np.int32)
+# Half a unit in the last place of a bf16 number, relative to it: no more than rounding the loss itself would do.
+HALF_ULP = 2.0**-9
+
+
+def bf16(x: np.ndarray) -> np.ndarray:
+    """The nearest bf16, as f32, by ml_dtypes."""
+    return np.asarray(x, np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def predicted(expression: str, definitions: str = "") -> Graph:
+    """The graph of an expression of x f32[8 64] and y i32[8], rounded."""
+    made = elaborated(run_of("(mean x)", definitions, f":steps 1 :predict {expression}"))
+    assert made.predict is not None
+    return rounded(made.predict, "bfloat16")
+
+
+def value(expression: str, definitions: str = "", x: np.ndarray = X) -> np.ndarray:
+    """The expression's value by the CPU's kernels."""
+    return run_graph(predicted(expression, definitions), {"x": x, "y": Y})["predict"]
+
+
+def roundings(graph: Graph) -> list[Node]:
+    """Roundings to bf16, those in regions included."""
+    bodies = [roundings(n.attributes["body"]) for n in graph.nodes if n.op == "region"]
+    here = [n for n in graph.nodes if (n.op == "cast" and n.dtype == "bf16") or n.op == "round_bf16"]
+    return [*here, *(n for body in bodies for n in body)]
+
+
+# Values
+
+
+def test_each_operation_is_rounded_once_to_nearest_even() -> None:
+    made = value("(+ (* x x) (sqrt (square x)))")
+    np.testing.assert_array_equal(made, bf16(bf16(X * X) + bf16(np.sqrt(bf16(X * X)))))
+
+
+def test_ties_go_to_even_and_nan_and_infinities_stay() -> None:
+    bits = np.array([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7F800001, 0xFFC00001, 0x00008000], np.uint32)
+    x = np.resize(bits.view(np.float32), (8, 64))
+    made = value("(+ x 0.0)", x=x)
+    np.testing.assert_array_equal(made[0, :5], np.array([1.0, 1.015625, np.inf, np.inf, -np.inf], np.float32))
+    assert np.isnan(made[0, 5:7]).all() and made[0, 7] == 0
+
+
+def test_a_number_of_the_file_is_not_rounded() -> None:
+    np.testing.assert_array_equal(value("(* x 0.1)"), bf16(X * np.float32(0.1)))
+
+
+def test_a_prelude_function_is_rounded_as_a_whole() -> None:
+    half, root = np.float32(0.5), np.float32(np.sqrt(0.5))
+    expected = half * X * (1 + k_erf(X * root))
+    np.testing.assert_array_equal(value("(gelu x)"), bf16(expected))
+    assert len(roundings(predicted("(gelu x)"))) == 1
+
+
+def test_a_users_function_is_rounded_operation_by_operation() -> None:
+    mine = "(defun mine (x) (* x (+ 1 (square x))))"
+    np.testing.assert_array_equal(value("(mine x)", mine), bf16(X * bf16(1 + bf16(X * X))))
+
+
+def test_moving_elements_rounds_nothing() -> None:
+    assert roundings(predicted("(concat [(transpose x) (reshape x [64 8])] :axis 1)")) == []
+
+
+def test_a_moved_result_is_rounded_before_it_moves() -> None:
+    (node,) = roundings(predicted("(mean x :axis -1 :keep true)"))
+    assert node.inputs[0].op == "div"
+
+
+@pytest.mark.parametrize("expression", ["(cast y f32)", "(cross-entropy x y)", "(random-normal [8])", "(zeros [8])"])
+def test_casts_cross_entropy_and_random_fields_are_not_rounded(expression: str) -> None:
+    assert roundings(predicted(expression)) == []
+
+
+def test_a_product_reads_parameters_and_fields_rounded_and_sums_in_f32(tmp_path: Path) -> None:
+    w = RNG.normal(size=(64, 5)).astype(np.float32)
+    made = in_precision(experiment(tmp_path, {"x": X}, f"(square (matmul x {parameter('w', w)}))"), "bfloat16")
+    found = evaluate_graph(training_graph(made), {"x": X, "w": w}, SCALES, wide=False)
+    product = bf16(bf16(X).astype(np.float64) @ bf16(w))
+    # The square is the loss and f32; its derivative, 2 product, is exact in bf16.
+    np.testing.assert_allclose(found["loss"], np.sum(product.astype(np.float64) ** 2), rtol=1e-6)
+    gradient = bf16(X).T.astype(np.float64) @ (2 * product)
+    np.testing.assert_allclose(found["gradient:w"], gradient, rtol=1e-5, atol=1e-4)
+    assert not np.array_equal(found["gradient:w"], bf16(found["gradient:w"]))
+
+
+def test_what_a_file_casts_to_bf16_is_computed_in_f32_and_rounded_in_every_precision() -> None:
+    made = elaborated(run_of("(mean x)", "", ":steps 1 :predict (cast (+ (* (cast x bf16) 3) 1) f32)")).predict
+    assert made is not None
+    found = run_graph(rounded(made, "off"), {"x": X})["predict"]
+    np.testing.assert_array_equal(found, bf16(bf16(bf16(X) * 3) + 1))
+
+
+# Graphs
+
+
+def gpt(precision: str = "bfloat16") -> Experiment:
+    return in_precision(sexpgpu.load(HERE / "experiments" / "gpt.sexp").elaborated, precision)
+
+
+def test_rounding_twice_is_rounding_once() -> None:
+    once = rounded(gpt().training, "bfloat16")
+    assert print_graph(rounded(once, "bfloat16")) == print_graph(once)
+
+
+def test_without_precision_the_graph_stays_itself() -> None:
+    graph = gpt("off").training
+    assert rounded(graph, "off") is graph
+
+
+def test_the_loss_metrics_gradients_and_what_buffers_become_are_not_rounded() -> None:
+    loss = '(let ((b (buffer "seen" [] zeros))) (update b (+ b 0.1)) (* x (param "w" [64] zeros)))'
+    text = run_of(loss, "(defmetric size (* x x))", ":steps 1 :eval (every 1 d :batches 2 :metrics [size])")
+    made = in_precision(elaborated(text), "bfloat16")
+    for graph in (training_graph(made), evaluation_graphs(made)["d"]):
+        assert roundings(graph) == []
+        assert {node.dtype for node in graph.outputs.values()} == {"f32"}
+
+
+def test_fused_kernels_round_where_the_graph_does_and_nowhere_else() -> None:
+    layers = "(deflayer net (x) (* (gelu (+ x (silu x))) (softmax (layernorm (* x 3)))))"
+    graph = predicted("(net x)", layers.replace("(layernorm (* x 3))", "(* x 3)"))
+    fused, single = (run_graph(graph, {"x": X}, keep_values=keep)["predict"] for keep in (False, True))
+    np.testing.assert_array_equal(fused, single)
+    np.testing.assert_array_equal(fused, bf16(fused))
+
+
+# Runs
+
+
+def losses(precision: str, keep_values: bool = False) -> list[float]:
+    trainer = sexpgpu.load(HERE / "experiments" / "gpt.sexp").trainer(precision=precision)
+    trainer.parameters = starting("gpt")
+    return [trainer.step().loss for _ in range(20)]
+
+
+def test_twenty_steps_in_bfloat16_have_losses_close_to_those_of_pytorch_in_float32() -> None:
+    made = losses("bfloat16")
+    expected = FIGURES["gpt"]["loss"]
+    assert made != losses("off")
+    assert max(abs(a - b) / b for a, b in zip(made, expected, strict=True)) <= HALF_ULP
+
+
+def test_another_precision_is_another_experiment() -> None:
+    off, narrow = gpt("off"), gpt("bfloat16")
+    text = graph_text(off)
+    assert experiment_hash(off, text) != experiment_hash(narrow, text)
+    assert training_hash(off, 0) != training_hash(narrow, 0)
+
+
+def test_a_run_resumes_in_its_own_precision_alone(tmp_path: Path) -> None:
+    def run(steps: int, **flags: object) -> Path:
+        asked = {"steps": steps, "out": str(tmp_path), **flags}
+        return run_request(Request(HERE / "experiments" / "gpt.sexp", flags=asked, resume="latest"), Progress(quiet=True)).path
+
+    folder = run(2, precision="bfloat16")
+    assert run(3, precision="bfloat16") == folder
+    with pytest.raises(Error) as caught:
+        run(4)
+    assert caught.value.code == "E-CKPT-001"
+    assert "precision: bfloat16 in the checkpoint, off now" in caught.value.notes
+
+
+def test_float16_needs_cuda() -> None:
+    with pytest.raises(Error) as caught:
+        sexpgpu.load(HERE / "experiments" / "gpt.sexp").trainer(precision="float16")
+    assert caught.value.code == "E-DEV-001"
