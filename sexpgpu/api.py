@@ -136,7 +136,7 @@ class Trainer:
         device = open_untimed(settings)
         self._session = prepare(experiment, settings, device, batches=batches)
         given = self._fitting(parameters)
-        drawn = initial_parameters(experiment, settings.seed, settings.threads, set(given))
+        drawn = initial_parameters(experiment, settings.seed, settings.threads, set(given), device.normals)
         self._session.model.start({**drawn, **given})
         self.steps_done = 0
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from sexpgpu.initial import Normals
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.types import TensorType
 from sexpgpu.plan.work import Work
@@ -152,6 +153,11 @@ class Device(Protocol):
 
     def timed_calls(self) -> Sequence[Call]:
         """The calls since this was last asked, where the device was opened with the setting `timings`; else none."""
+        ...
+
+    @property
+    def normals(self) -> Normals | None:
+        """A faster way to draw initial values on the host, with the same bits; None: there is none."""
         ...
 
     def peak_bytes(self) -> int:

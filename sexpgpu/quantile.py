@@ -34,6 +34,8 @@ TAIL_SHIFT = 1.6
 SPAN_OF_TWO_DEVIATIONS = 0.9544997361036416
 
 LN_2 = 0.6931471805599453
+# The bits of √½. Adding the distance from it to 1 before the exponent is read moves the cut from 1 to √½.
+ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
 # atanh(s)/s in powers of s², highest first: s² ≤ 0.0295, so the next term is below 2^-60.
 ATANH = tuple(1.0 / (2 * k + 1) for k in range(11, -1, -1))
 
@@ -66,9 +68,7 @@ def horner(coefficients: Sequence[float], x: Array64) -> Array64:
 def natural_logarithm(x: Array64) -> Array64:
     """ln x of normal positive numbers: x = m · 2^e with m in [√½, √2), ln m = 2 atanh((m − 1) / (m + 1))."""
     bits = x.view(np.int64)
-    # Adding the distance from √½ to 1 in bits before the exponent is read moves the cut from 1 to √½.
-    root_half = 0x3FE6A09E667F3BCD
-    exponent = (bits - root_half) >> 52
+    exponent = (bits - ROOT_HALF_BITS) >> 52
     mantissa = (bits - (exponent << 52)).view(np.float64)
     s = np.divide(np.subtract(mantissa, 1.0), np.add(mantissa, 1.0))
     series = np.multiply(horner(ATANH, np.multiply(s, s)), np.multiply(s, 2.0))

@@ -126,6 +126,10 @@ class ReferenceDevice:
     def square_sum(self, memory: ReferenceMemory) -> float:
         return float(np.sum(memory.array.astype(np.float64) ** 2))
 
+    @property
+    def normals(self) -> None:
+        return None
+
     def peak_bytes(self) -> int:
         return self.held
 

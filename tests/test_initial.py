@@ -8,8 +8,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from on_cpu import engine
 
-from sexpgpu.initial import INITIALIZERS, Initializer, centred, fans, fixed_sum, initial_value
+from sexpgpu.initial import BLOCK, INITIALIZERS, Initializer, centred, fans, fixed_sum, initial_value
 from sexpgpu.quantile import SPAN_OF_TWO_DEVIATIONS, natural_logarithm, normal_quantile
 from sexpgpu.randomness import key_of, words_of
 
@@ -168,3 +169,14 @@ def test_the_bits_are_these_on_every_machine(kind: str, arguments: tuple[float, 
 def test_each_initializer_says_how_many_arguments_it_takes() -> None:
     for kind, (_, count) in INITIALIZERS.items():
         assert initial_value(Initializer(kind, (0.5,) * count), (2, 2), 0, "w").shape == (2, 2)
+
+
+@pytest.mark.parametrize("count", [BLOCK, BLOCK + 1, 3 * BLOCK + 15, 1_000_003])
+@pytest.mark.parametrize("kind", ["normal", "trunc-normal"])
+def test_native_code_draws_the_bits_of_numpy(kind: str, count: int) -> None:
+    initializer = Initializer(kind, (0.02,))
+    expected = initial_value(initializer, (count,), 7, "w")
+    for threads in (1, 2, 3):
+        found = initial_value(initializer, (count,), 7, "w", normals=engine(threads).normals.draw)
+        assert found.dtype == np.float32
+        assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sexpgpu.backend import Call, Counter, DeviceKind, Lowering, OutOfRange
+from sexpgpu.initial import Normals as InitialNormals
 from sexpgpu.installed import version_of
 from sexpgpu.interp import products
 from sexpgpu.interp.executor import Engine
@@ -184,6 +185,10 @@ class CpuDevice:
         if self._calls:
             self._calls.clear()
         return made
+
+    @property
+    def normals(self) -> InitialNormals:
+        return self.engine.normals.draw
 
     def peak_bytes(self) -> int:
         return self._held_bytes + self.engine.arena_bytes

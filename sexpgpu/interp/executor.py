@@ -23,6 +23,7 @@ from sexpgpu.interp import products
 from sexpgpu.interp.cache import Cache
 from sexpgpu.interp.kernels import load_kernels
 from sexpgpu.interp.native import Blas, find_blas
+from sexpgpu.interp.normals import Normals
 from sexpgpu.interp.sums import Sums
 from sexpgpu.interp.tape import Record, Tape, Workers, aligned, record_tape
 from sexpgpu.ir.host import evaluate
@@ -63,6 +64,10 @@ class Engine:
     @cached_property
     def blas(self) -> Blas | None:
         return find_blas()
+
+    @cached_property
+    def normals(self) -> Normals:
+        return Normals(self.workers, self.cache)
 
     @cached_property
     def sums(self) -> Sums:

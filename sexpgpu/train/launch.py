@@ -164,7 +164,9 @@ def train(
                     _describe(folder, request, program, settings, text)
                 except OSError as problem:
                     raise not_written(folder.path, problem) from problem
-            session.model.start(initial_parameters(experiment, settings.seed, settings.threads))
+            values = initial_parameters(experiment, settings.seed, settings.threads, normals=session.device.normals)
+            session.model.start(values)
+            del values
         else:
             # An earlier request to stop was heard; this launch is the answer to it.
             if exchange.world.first:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sexpgpu.device import Device, Executable
-from sexpgpu.initial import initial_value
+from sexpgpu.initial import Normals, initial_value
 from sexpgpu.ir.types import TensorType
 from sexpgpu.passes.experiment import Experiment, Parameter
 
@@ -17,11 +17,16 @@ Array32 = NDArray[np.float32]
 
 
 def initial_parameters(
-    experiment: Experiment, seed: int, threads: int = 1, without: Collection[str] = ()
+    experiment: Experiment,
+    seed: int,
+    threads: int = 1,
+    without: Collection[str] = (),
+    normals: Normals | None = None,
 ) -> dict[str, Array32]:
-    """The initial value of every parameter and buffer not in `without`: a function of the seed and the names alone."""
+    """The initial value of every parameter and buffer not in `without`: a function of the seed and the names alone.
+    `normals`: a device's way to draw them."""
     wanted = [p for p in experiment.parameters if p.name not in without]
-    return {p.name: initial_value(p.initializer, p.shape, seed, p.name, threads) for p in wanted}
+    return {p.name: initial_value(p.initializer, p.shape, seed, p.name, threads, normals) for p in wanted}
 
 
 def state_name(parameter: str, state: str) -> str:
