@@ -13,7 +13,7 @@ import numpy as np
 from sexpgpu.ir.host import evaluate as evaluate_host
 from sexpgpu.ops.pointwise import numpy_dtype
 from sexpgpu.ops.table import OPS
-from sexpgpu.plan.kernel import Access, Generated, Indexed, Place, Plan, Product
+from sexpgpu.plan.kernel import Access, Attention, Generated, Indexed, Place, Plan, Product
 from sexpgpu.randomness import key_of, uniform_f32, words_of
 
 Array = np.ndarray
@@ -71,6 +71,8 @@ class _Oracle:
             self.generated(launch)
         elif isinstance(launch, Product):
             self.product(launch)
+        elif isinstance(launch, Attention):
+            self.attention(launch)
         else:
             self.indexed(launch)
 
@@ -133,6 +135,44 @@ class _Oracle:
             assert a.row == 1 or a.column == 1 or 1 in (launch.m, launch.k), launch
             into = self.strided(at[2], launch.dtype, (launch.m, launch.n), (c.row, c.column))
             into[...] = into + left @ right if launch.accumulate else left @ right
+
+    def attention(self, launch: Attention) -> None:
+        """By the whole matrix of scores, in float32."""
+        heads, served = (launch.batch, launch.heads), (launch.batch, launch.heads // launch.group)
+        of_rows, of_columns = (*heads, launch.rows), (*served, launch.columns)
+        d, e = launch.width, launch.value_width
+        shapes = [(*of_rows, d), (*of_columns, d), (*of_columns, e), (*of_rows, e), of_rows, (*of_rows, e)]
+        floats = launch.loads[:-1] if launch.masked else launch.loads
+        read = [self.rows(access, shape) for access, shape in zip(floats, shapes, strict=False)]
+        q, k, v = read[0], np.repeat(read[1], launch.group, 1), np.repeat(read[2], launch.group, 1)
+        seen = np.ones((launch.rows, launch.columns), bool)
+        if launch.causal:
+            seen = np.tril(seen)
+        if launch.masked:
+            mask = launch.loads[-1]
+            assert mask.place is not None
+            seen = seen & self.strided(mask.place, "bool", (*of_rows, launch.columns), mask.strides)
+        scores = np.where(seen, np.float32(launch.scale) * (q @ np.swapaxes(k, -1, -2)), np.float32(-np.inf))
+        if not launch.backward:
+            largest = scores.max(-1, keepdims=True)
+            shift = np.where(np.isfinite(largest), largest, 0)
+            e_scores = np.exp(scores - shift)
+            total = e_scores.sum(-1, keepdims=True)
+            results = [(e_scores / total) @ v, (shift + np.log(total))[..., 0]]
+        else:
+            out, lse, dout = read[3:]
+            p = np.exp(scores - lse[..., None])
+            slope = p * (dout @ np.swapaxes(v, -1, -2) - (dout * out).sum(-1, keepdims=True))
+            slope = np.where(seen, slope, 0) * np.float32(launch.scale)
+            each = [np.swapaxes(slope, -1, -2) @ q, np.swapaxes(p, -1, -2) @ dout]
+            split = (*served, launch.group, launch.columns)
+            results = [slope @ k, *(x.reshape(*split, x.shape[-1]).sum(2) for x in each)]
+        for access, value in zip(launch.stores, results, strict=False):
+            self.rows(access, value.shape)[...] = value
+
+    def rows(self, access: Access, shape: tuple[int, ...]) -> Array:
+        assert access.place is not None
+        return self.strided(access.place, "f32", shape, (*access.strides, 1)[: len(shape)])
 
     def indexed(self, launch: Indexed) -> None:
         outer, size, count, inner = launch.outer, launch.size, launch.count, launch.inner

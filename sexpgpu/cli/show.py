@@ -11,7 +11,7 @@ from sexpgpu.lang.program import Program
 from sexpgpu.passes.experiment import Experiment
 from sexpgpu.passes.pipeline import evaluation_graphs, training_graph, update_graph
 from sexpgpu.plan.build import bound_outputs, plan
-from sexpgpu.plan.kernel import Generated, Indexed
+from sexpgpu.plan.kernel import Attention, Generated, Indexed
 from sexpgpu.plan.report import describe
 from sexpgpu.train.identity import graph_text
 from sexpgpu.train.launch import Request, early_settings, read_experiment, read_program
@@ -70,6 +70,7 @@ def _plans(experiment: Experiment) -> str:
 
 def _kernels(experiment: Experiment) -> str:
     """The source of every kernel once, in order of first use."""
+    from sexpgpu.codegen.numba_attention import attention_kernel, emit_attention
     from sexpgpu.codegen.numba_indexed import emit_indexed
     from sexpgpu.codegen.numba_kernel import emit
 
@@ -80,6 +81,8 @@ def _kernels(experiment: Experiment) -> str:
                 sources.setdefault(emit(launch.program))
             elif isinstance(launch, Indexed):
                 sources.setdefault(emit_indexed(launch.op, launch.dtype, launch.index_dtype or "i64"))
+            elif isinstance(launch, Attention):
+                sources.setdefault(emit_attention(*attention_kernel(launch)))
     return "\n\n".join(sources)
 
 

@@ -153,7 +153,13 @@ class CpuDevice:
         keeps: ArenaMemory | None = None,
     ) -> CpuExecutable:
         landing = {name: memory.offset_bytes for name, memory in (lands or {}).items()}
-        made = plan(graph, aliases=bound_outputs(graph), keep_values=self.keep_values, landing=landing)
+        made = plan(
+            graph,
+            aliases=bound_outputs(graph),
+            keep_values=self.keep_values,
+            landing=landing,
+            native=self.engine.blas is not None,
+        )
         base = 0 if keeps is None else aligned(keeps.offset_bytes + keeps.type.size_bytes)
         loaded = self.engine.load(made, seed, base)
         return CpuExecutable(graph, made, loaded, self._lowering(graph, made, base), self._calls)
@@ -168,7 +174,7 @@ class CpuDevice:
             products=len(launches),
             arena_bytes=base + made.arena_bytes,
             product_engine=products.described(launches, self.engine.blas),
-            notes=tuple(self.engine.notes),
+            notes=(*self.engine.notes, *made.notes),
         )
 
     def add(self, target: CpuMemory | ArenaMemory, source: CpuMemory | ArenaMemory) -> None:

@@ -11,6 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sexpgpu.codegen import layout
+from sexpgpu.codegen.numba_attention import (
+    attention_arguments,
+    attention_kernel,
+    attention_scratch_bytes,
+    attention_units,
+    emit_attention,
+)
 from sexpgpu.codegen.numba_indexed import (
     FLAG_BASE,
     emit_indexed,
@@ -28,7 +35,7 @@ from sexpgpu.interp.sums import Sums
 from sexpgpu.interp.tape import Record, Tape, Workers, aligned, record_tape
 from sexpgpu.ir.host import evaluate
 from sexpgpu.ops.pointwise import numpy_dtype
-from sexpgpu.plan.kernel import Generated, Indexed, Launch, Place, Plan
+from sexpgpu.plan.kernel import Attention, Generated, Indexed, Launch, Place, Plan
 from sexpgpu.randomness import key_of
 
 if TYPE_CHECKING:
@@ -228,6 +235,11 @@ class Executable:
         elif isinstance(launch, Indexed):
             arguments, scratch = indexed_arguments(launch, address), indexed_scratch_bytes(launch)
             units, per_block = indexed_units(launch)
+        elif isinstance(launch, Attention):
+            assert self.engine.blas is not None, "attention was planned without a BLAS library"
+            arguments = attention_arguments(launch, self.engine.blas.sgemm, address)
+            scratch = attention_scratch_bytes(launch)
+            units, per_block = attention_units(launch)
         else:
             made = products.prepare(launch, self.engine.blas, address)
             self._tables.append(made.tables)
@@ -242,4 +254,7 @@ def _wanted(launch: Launch, blas: Blas | None) -> tuple[str, Callable[[], str]]:
     if isinstance(launch, Indexed):
         dtypes = launch.dtype, launch.index_dtype or "i64"
         return f"indexed {launch.op} {dtypes}", partial(emit_indexed, launch.op, *dtypes)
+    if isinstance(launch, Attention):
+        form = attention_kernel(launch)
+        return f"attention {form}", partial(emit_attention, *form)
     return products.wanted(launch, blas)

@@ -7,7 +7,7 @@ k_NAME(…)                         a formula of ops/formulas.py
 argmax_D(x, i, y, j)  argmin_D    whether x at place i goes before y at place j
 narrow_OP_D(a)  join_OP_D(a)      256 lanes at a into the first 32; 32 lanes into one value
 join_argmax_D(a, b, lanes)        values at a and places at b into one place
-sgemm(…)                          a call of cblas_sgemm by its address
+sgemm(…)  scaled_sgemm(…)         a call of cblas_sgemm by its address
 """
 
 from __future__ import annotations
@@ -298,6 +298,23 @@ def _sgemm_parts() -> tuple[Any, Any]:
     return kind, f
 
 
+def _call_sgemm(builder: Any, operands: list[Any], alpha: Any) -> None:
+    address, flags, m, n, k, a, lda, b, ldb, c, ldc = operands
+    kind, real = _sgemm_parts()
+    narrow = ir.IntType(32)
+
+    def is_set(bit: int) -> Any:
+        return builder.icmp_unsigned("!=", builder.and_(flags, _i64(bit)), _i64(0))
+
+    def transposed(bit: int) -> Any:
+        return builder.select(is_set(bit), ir.Constant(narrow, 112), ir.Constant(narrow, 111))
+
+    beta = builder.select(is_set(4), ir.Constant(real, 1.0), ir.Constant(real, 0.0))
+    row_major = ir.Constant(narrow, 101)
+    arguments = [row_major, transposed(1), transposed(2), m, n, k, alpha, a, lda, b, ldb, beta, c, ldc]
+    builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)
+
+
 @intrinsic
 def sgemm(  # type: ignore[no-untyped-def]
     typingctx, call, flags, m, n, k, a, lda, b, ldb, c, ldc
@@ -305,24 +322,23 @@ def sgemm(  # type: ignore[no-untyped-def]
     """cblas_sgemm, row-major, with 64-bit integers: flag 1 transposes a, flag 2 b, flag 4 adds to c; alpha 1."""
 
     def generate(context: Any, builder: Any, signature: Any, operands: list[Any]) -> Any:
-        address, flags_, m_, n_, k_, a_, lda_, b_, ldb_, c_, ldc_ = operands
-        kind, real = _sgemm_parts()
-        narrow = ir.IntType(32)
-
-        def is_set(bit: int) -> Any:
-            return builder.icmp_unsigned("!=", builder.and_(flags_, _i64(bit)), _i64(0))
-
-        def transposed(bit: int) -> Any:
-            return builder.select(is_set(bit), ir.Constant(narrow, 112), ir.Constant(narrow, 111))
-
-        one = ir.Constant(real, 1.0)
-        beta = builder.select(is_set(4), one, ir.Constant(real, 0.0))
-        row_major = ir.Constant(narrow, 101)
-        arguments = [row_major, transposed(1), transposed(2), m_, n_, k_, one, a_, lda_, b_, ldb_, beta, c_, ldc_]
-        builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)
+        _call_sgemm(builder, operands, ir.Constant(TYPES["f32"], 1.0))
         return context.get_dummy_value()
 
     return types.void(*(types.int64,) * 11), generate
+
+
+@intrinsic
+def scaled_sgemm(  # type: ignore[no-untyped-def]
+    typingctx, call, flags, alpha, m, n, k, a, lda, b, ldb, c, ldc
+):
+    """The same with an alpha."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: list[Any]) -> Any:
+        _call_sgemm(builder, [*operands[:2], *operands[3:]], operands[2])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32, *(types.int64,) * 9), generate
 
 
 _FIXED: dict[str, Callable[[], Any]] = {
@@ -330,6 +346,7 @@ _FIXED: dict[str, Callable[[], Any]] = {
     "least": lambda: _simple(types.int64, (types.int64, types.int64), _least),
     "quotient": lambda: _simple(types.int64, (types.int64, types.int64), lambda b, o: b.sdiv(*o)),
     "remainder": lambda: _simple(types.int64, (types.int64, types.int64), lambda b, o: b.srem(*o)),
+    "scaled_sgemm": lambda: scaled_sgemm,
     "sgemm": lambda: sgemm,
 }
 

@@ -14,6 +14,7 @@ from sexpgpu.ir.graph import Graph, Node, copy_into
 from sexpgpu.ir.host import Expression
 from sexpgpu.ir.types import FLOATS, TensorType
 from sexpgpu.ops.table import OPS
+from sexpgpu.passes.attention import attention_derivative
 
 _VIEWS = ("reshape", "permute", "broadcast", "slice", "flip", "windows")
 
@@ -95,7 +96,7 @@ def _forward(graph: Graph, made: Graph, active: set[Node]) -> tuple[dict[Node, N
         wanted = tuple(k for k, i in enumerate(node.inputs) if i in active)
         key = (id(body), wanted, given[node])
         if key not in cache:
-            cache[key] = differentiate_body(body, wanted, given[node])
+            cache[key] = _own_derivative(body) or differentiate_body(body, wanted, given[node])
         with made.like(node):
             extended = made.add("region", inputs, {"body": cache[key].forward})
             single = isinstance(node.type, TensorType) and not isinstance(extended.type, TensorType)
@@ -113,6 +114,20 @@ def _given_outputs(graph: Graph, active: set[Node]) -> dict[Node, tuple[int, ...
         elif node in active and node.op == "get":
             given.setdefault(node.inputs[0], set()).add(node.attributes["index"])
     return {node: tuple(sorted(indices)) for node, indices in given.items()}
+
+
+def _own_derivative(body: Graph) -> BackwardRegion | None:
+    """The derivative that a region of this name carries; it gives the gradients of all float arguments."""
+    made = attention_derivative(body, _reverse_towards)
+    if made is None:
+        return None
+    forward, backward = made
+    wanted = tuple(k for k, node in enumerate(body.inputs) if _is_float(node))
+    return BackwardRegion(forward, backward, tuple(range(len(body.inputs))), wanted, (0,), 2)
+
+
+def _reverse_towards(graph: Graph, cotangents: dict[Node, Node], targets: list[Node]) -> None:
+    reverse(graph, cotangents, _active(graph, list(cotangents), targets), {})
 
 
 def differentiate_body(body: Graph, wanted: Sequence[int], given: Sequence[int]) -> BackwardRegion:

@@ -3,6 +3,8 @@
 Nodes of different region instances are not merged, although they may compute the same: a backward region computes
 again what its forward region did not save, and merging would keep it alive in between. Reductions are brought into the
 forms that kernels have: over the last axes (row), or over one run of axes before kept ones (column).
+
+Regions that a device lowers natively stay: as a node of the type of the first result, and `get` nodes of the others.
 """
 
 from __future__ import annotations
@@ -13,29 +15,36 @@ from typing import Any
 
 from sexpgpu.ir.graph import Graph, Node, live_nodes
 from sexpgpu.ops.table import OPS
+from sexpgpu.passes.attention import BACKWARD, FORWARD, AttentionBody, recognise
 
 # Reductions of more elements than this run over their last axis first, rows in parallel.
 LONG = 1 << 16
 # A column reduction over more rows than this runs in blocks of BLOCK rows first, where they divide.
 LONG_COLUMN, BLOCK = 1024, 256
+ATTENTION = (FORWARD, BACKWARD)
 
 
 @dataclass(frozen=True)
 class Flat:
-    """`graph` is not interned; `sources` gives for each of its nodes the node of the original graph."""
+    """`graph` is not interned; `sources` gives for each of its nodes the node of the original graph; `notes` say which
+    regions were opened although there is a native lowering, and why."""
 
     graph: Graph
     sources: list[Node]
+    notes: tuple[str, ...] = ()
 
 
-def inline(graph: Graph) -> Flat:
-    """The flat graph of a graph's live nodes."""
-    return _Inliner(graph).run()
+def inline(graph: Graph, *, native: bool = False) -> Flat:
+    """The flat graph of a graph's live nodes. `native`: regions with a native lowering stay where it takes them."""
+    return _Inliner(graph, native).run()
 
 
 class _Inliner:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, native: bool) -> None:
         self.source = graph
+        self.native = native
+        self.notes: dict[str, None] = {}
+        self.recognised: dict[int, AttentionBody | str] = {}
         self.flat = Graph(graph.name)
         self.sources: list[Node] = []
         self.current = graph.nodes[0] if graph.nodes else None
@@ -48,7 +57,7 @@ class _Inliner:
                 self.current = node
                 values[node] = self._node(node, [values[i] for i in node.inputs])
         self.flat.outputs = {name: values[node] for name, node in self.source.outputs.items()}
-        return Flat(self.flat, self.sources)
+        return Flat(self.flat, self.sources, tuple(self.notes))
 
     def _node(self, node: Node, inputs: list[Any]) -> Any:
         if node.op == "get":
@@ -60,12 +69,37 @@ class _Inliner:
         return self._append(node.op, tuple(inputs), node.attributes, node)
 
     def _region(self, body: Graph, inputs: list[Any]) -> Any:
+        if self.native and body.name in ATTENTION:
+            found = self.recognised.get(id(body)) or self.recognised.setdefault(id(body), recognise(body))
+            if isinstance(found, AttentionBody):
+                return self._attention(body, found, inputs)
+            self.notes[f"{body.name}: {found}; it is computed by its body"] = None
         values: dict[Node, Any] = dict(zip(body.inputs, inputs, strict=True))
         for node in body.nodes:
             if node not in values:
                 values[node] = self._node(node, [values[i] for i in node.inputs])
         made = [values[node] for node in body.outputs.values()]
         return made[0] if len(made) == 1 else made
+
+    def _attention(self, body: Graph, found: AttentionBody, inputs: list[Node]) -> Any:
+        """A node that is lowered natively; the mask, as the body sees it, is its last operand."""
+        values = dict(zip(body.inputs, inputs, strict=True))
+        floats = [node for node in body.inputs if node.dtype == "f32"]
+        operands = [values[node] for node in floats]
+        if found.mask is not None:
+            operands.append(self._view(found.mask, values))
+        wanted = dict.fromkeys(body.outputs.values())
+        first, *further = wanted
+        values[first] = made = self._append("region", tuple(operands), {"attention": found}, first)
+        for k, node in enumerate(further, 1):
+            values[node] = self._append("get", (made,), {"index": k}, node)
+        results = [values[node] for node in body.outputs.values()]
+        return results[0] if len(results) == 1 else results
+
+    def _view(self, node: Node, values: dict[Node, Node]) -> Node:
+        if node not in values:
+            values[node] = self._append(node.op, (self._view(node.inputs[0], values),), node.attributes, node)
+        return values[node]
 
     def _append(self, op: str, inputs: tuple[Node, ...], attributes: dict[str, Any], like: Node) -> Node:
         made = Node(self.flat, len(self.flat.nodes), op, inputs, attributes, like.type, like.origins)

@@ -106,7 +106,7 @@ class Lowerer:
         self.made.nodes = [n for n, _ in kept]
         for k, node in enumerate(self.made.nodes):
             node.index = k
-        return Flat(self.made, [s for _, s in kept])
+        return Flat(self.made, [s for _, s in kept], self.flat.notes)
 
 
 def _gather(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:

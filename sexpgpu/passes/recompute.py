@@ -119,7 +119,7 @@ class _Recomputing:
             for product in waiting.get(node, ()):
                 self._emit(product, self.flat.sources[product.index])
         self.made.outputs = {name: self.replace[node] for name, node in self.flat.graph.outputs.items()}
-        return Flat(self.made, self.sources)
+        return Flat(self.made, self.sources, self.flat.notes)
 
     def _waiting(self) -> dict[Node, list[Node]]:
         """Products that run later, by the node after which: the derivative that shares the work comes first."""

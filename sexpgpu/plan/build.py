@@ -36,6 +36,7 @@ def plan(
     aliases: Mapping[str, str] | None = None,
     keep_values: bool = False,
     landing: Mapping[str, int] | None = None,
+    native: bool = True,
 ) -> Plan:
     """The plan of a graph.
 
@@ -44,11 +45,13 @@ def plan(
     keep_values  every node a kernel of its own, every value kept (the reference executor)
     landing      external buffers that stand in the arena itself: name → byte offset there. They hold what was written to
                  them when a call is done; other values may lie there until then
+    native       the device has native lowerings of regions
     """
-    flat = inline(graph) if keep_values else recompute(lower(inline(graph)))
+    flat = inline(graph) if keep_values else recompute(lower(inline(graph, native=native)))
     fusion = fuse(flat.graph, keep_values=keep_values)
     sources = [node.index for node in flat.sources]
-    return _Builder(fusion, sources, aliases or {}, Buffers(keep_values, landing or {})).run()
+    made = _Builder(fusion, sources, aliases or {}, Buffers(keep_values, landing or {})).run()
+    return replace(made, notes=flat.notes)
 
 
 class _Builder:
@@ -63,7 +66,8 @@ class _Builder:
         self.pending_copies: list[tuple[Node, Storage]] = []
         self.readers: dict[Node, list[Node]] = {}
         for node in self.graph.nodes:
-            for operand in node.inputs:
+            # A further result of a region does not read the first one.
+            for operand in node.inputs if node.op != "get" else ():
                 self.readers.setdefault(operand, []).append(node)
         self.layouts = Layouts(fusion, self.readers, self.buffers)
         self.heavy = Heavy(self)

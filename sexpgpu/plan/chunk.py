@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import lcm
 
 from sexpgpu.ir.types import SIZES
-from sexpgpu.plan.kernel import Access, Generated, Indexed, Launch, Matrix, Place, Product, places_of
+from sexpgpu.plan.kernel import Access, Attention, Generated, Indexed, Launch, Matrix, Place, Product, places_of
 from sexpgpu.plan.lifetime import FOREVER, Life
 
 # Smaller values are made whole. A chunk has at least so many bytes, and half of what the products beside it have:
@@ -91,7 +91,7 @@ def _chunked(
 
 def _touches(launch: Launch) -> tuple[set[int], set[int]]:
     """Buffers that a launch reads and those that it writes; flags aside, which nothing reads."""
-    if isinstance(launch, Generated):
+    if isinstance(launch, Generated | Attention):
         return {a.place.buffer for a in launch.loads if a.place}, {a.place.buffer for a in launch.stores if a.place}
     if isinstance(launch, Product):
         written = {launch.c.place.buffer}

@@ -11,6 +11,7 @@ from sexpgpu.ir.types import FLOATS
 from sexpgpu.ops.table import OPS
 from sexpgpu.ops.windows import overlaps
 from sexpgpu.passes.access import VIEWS, Access, NotAffine, Refine, contiguous, pull
+from sexpgpu.plan.attention import lower_attention
 from sexpgpu.plan.kernel import Indexed, Place
 from sexpgpu.plan.products import Located, Products, join
 from sexpgpu.plan.trace import Root, Storage, loops_of, moved
@@ -41,6 +42,10 @@ class Heavy:
             self._pad(node)
         elif node.op == "overlap_add":
             self._overlap_add(node)
+        elif node.op == "region":
+            lower_attention(self.builder, node)
+        elif node.op == "get":
+            assert node in self.buffers.storage, node
         else:
             self._indexed(node)
 

@@ -165,12 +165,38 @@ class Indexed:
     nodes: tuple[int, ...] = ()
 
 
-Launch = Generated | Product | Indexed
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """softmax(scale · q kᵀ) v of every head, or its gradients from the rows' log-sum-exp (natural) that the forward kept.
+
+    loads   q, k, v; backward also out, lse, dout; then the mask where it is `masked` (bool: what counts)
+    stores  out and, where it is wanted, lse; backward dq, dk, dv
+    A head of k and v serves `group` heads of q. Strides are between batch entries, heads and rows (columns are
+    neighbours), of lse [batch heads rows] as it is in row-major order; the mask has also a stride between columns.
+    `causal`: of row t the columns up to t count."""
+
+    backward: bool
+    causal: bool
+    masked: bool
+    scale: float
+    batch: int
+    heads: int
+    group: int
+    rows: int
+    columns: int
+    width: int
+    value_width: int
+    loads: tuple[Access, ...]
+    stores: tuple[Access, ...]
+    nodes: tuple[int, ...] = ()
+
+
+Launch = Generated | Product | Indexed | Attention
 
 
 def places_of(launch: Launch) -> Iterator[Place]:
     """Every place that a launch reads or writes."""
-    if isinstance(launch, Generated):
+    if isinstance(launch, Generated | Attention):
         yield from (operand.place for operand in (*launch.loads, *launch.stores) if operand.place is not None)
     elif isinstance(launch, Product):
         yield from (launch.a.place, launch.b.place, launch.c.place)
@@ -201,6 +227,7 @@ class Plan:
     randoms    (path, ordinal, place): two u32 key words at place; `runtime:counter` holds u32 scan, microbatch, step
     flags      (place, node index): the out-of-range flags, zeroed before every call
     barriers   before launch i, all earlier launches must be done (always true for now)
+    notes      what a native lowering declined, and why
     """
 
     launches: tuple[Launch, ...]
@@ -211,3 +238,4 @@ class Plan:
     hosts: tuple[tuple[Expression, Place], ...] = ()
     randoms: tuple[tuple[str, int, Place], ...] = ()
     flags: tuple[tuple[Place, int], ...] = ()
+    notes: tuple[str, ...] = ()

@@ -34,7 +34,8 @@ class Layouts:
         views: list[Node] = []
         current = [node]
         while not self.outputs.intersection(current):
-            found = [reader for one in current for reader in self.readers.get(one, ())]
+            # A region reads through strides, whatever they are.
+            found = [reader for one in current for reader in self.readers.get(one, ()) if reader.op != "region"]
             if not found or not _are_same_views(found):
                 break
             views.append(found[0])
@@ -76,9 +77,12 @@ class Layouts:
         return True
 
     def _possible(self, node: Node, strides: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        """The strides where a kernel can write them: row-major ones every kernel, a map any, a product those of a matrix."""
+        """The strides where a kernel can write them: row-major ones every kernel, a map any, a product those of a matrix,
+        attention those with rows of neighbours."""
         if strides is None or node in self.buffers.claimed:
             return None
+        if node.op in ("region", "get"):
+            return strides if len(strides) == 4 and strides[-1] == 1 and strides[-2] >= node.shape[-1] else None
         if node.op == "contract":
             return strides if fits_product(node, strides) else None
         owner = self.fusion.owner.get(node)

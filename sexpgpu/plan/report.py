@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.plan.buffers import lives_of
-from sexpgpu.plan.kernel import Access, Generated, Launch, Place, Plan, Product
+from sexpgpu.plan.kernel import Access, Attention, Generated, Launch, Place, Plan, Product
 from sexpgpu.plan.lifetime import Life
 
 # Of the values at the peak so many are named.
@@ -25,6 +25,7 @@ class Totals:
     kernels: int
     fused: int
     products: int
+    attentions: int
     indexed: int
     programs: int
     flops: int
@@ -38,15 +39,17 @@ def totals(plan: Plan) -> Totals:
     """The counts and the memory of a plan."""
     generated = [launch for launch in plan.launches if isinstance(launch, Generated)]
     products = [launch for launch in plan.launches if isinstance(launch, Product)]
+    attentions = [launch for launch in plan.launches if isinstance(launch, Attention)]
     moment, live = peak(plan)
     return Totals(
         launches=len(plan.launches),
         kernels=len(generated),
         fused=sum(_computes(launch) > 1 for launch in generated),
         products=len(products),
-        indexed=len(plan.launches) - len(generated) - len(products),
+        attentions=len(attentions),
+        indexed=len(plan.launches) - len(generated) - len(products) - len(attentions),
         programs=len({repr(launch.program) for launch in generated}),
-        flops=sum(map(product_flops, products)),
+        flops=sum(map(product_flops, products)) + sum(map(attention_flops, attentions)),
         arena_bytes=plan.arena_bytes,
         peak_bytes=sum(plan.buffers[number].size_bytes for number in live),
         peak_at=moment,
@@ -60,6 +63,13 @@ def _computes(launch: Generated) -> int:
 
 def product_flops(launch: Product) -> int:
     return 2 * launch.m * launch.n * launch.k * len(launch.c.starts)
+
+
+def attention_flops(launch: Attention) -> int:
+    """Those of its products, of a causal one half: 2 of them forward, 5 backward."""
+    width = 3 * launch.width + 2 * launch.value_width if launch.backward else launch.width + launch.value_width
+    whole = 2 * width * launch.batch * launch.heads * launch.rows * launch.columns
+    return whole // 2 if launch.causal else whole
 
 
 def memory_parts(plan: Plan) -> dict[str, int]:
@@ -123,6 +133,9 @@ def _kind(launch: Launch) -> str:
     if isinstance(launch, Product):
         batch = f"{len(launch.c.starts)} × " if len(launch.c.starts) > 1 else ""
         return f"product {batch}[{launch.m} {launch.k}] · [{launch.k} {launch.n}]"
+    if isinstance(launch, Attention):
+        name = f"{'causal ' if launch.causal else ''}attention{' backward' if launch.backward else ''}"
+        return f"{name} {launch.batch * launch.heads} × [{launch.rows} {launch.columns}] of {launch.width}"
     return f"{launch.op} {_sizes((launch.outer, launch.size, launch.inner))} at {launch.count}"
 
 
@@ -131,6 +144,8 @@ def _sizes(sizes: Iterable[int]) -> str:
 
 
 def _operations(launch: Launch) -> str:
+    if isinstance(launch, Attention):
+        return "f32"
     if not isinstance(launch, Generated):
         return launch.dtype
     ops = [instruction.op for instruction in launch.program.body if instruction.op != "constant"]
@@ -139,7 +154,7 @@ def _operations(launch: Launch) -> str:
 
 
 def _operands(launch: Launch, plan: Plan) -> str:
-    if isinstance(launch, Generated):
+    if isinstance(launch, Generated | Attention):
         read, written = _places(launch.loads), _places(launch.stores)
     elif isinstance(launch, Product):
         read, written = [launch.a.place, launch.b.place], [launch.c.place]
@@ -170,7 +185,7 @@ def _summary(plan: Plan) -> list[str]:
     parts = ", ".join(f"{name} {size:,}" for name, size in counts.parts.items() if size)
     lines = [
         f"launches  {counts.launches}: {counts.kernels} kernels ({counts.fused} fused, {counts.programs} programs), "
-        f"{counts.products} products, {counts.indexed} by index",
+        f"{counts.products} products, {counts.attentions} attentions, {counts.indexed} by index",
         f"flops     {counts.flops:,} in products",
         f"bytes     {parts}",
         f"peak      {counts.peak_bytes:,} bytes alive at launch {moment}",
@@ -178,7 +193,7 @@ def _summary(plan: Plan) -> list[str]:
     lives = lives_of(plan)
     for number in live[:LARGEST]:
         lines.append(f"          {_life(plan, number, lives[number])}")
-    return lines
+    return [*lines, *(f"note      {note}" for note in plan.notes)]
 
 
 def _life(plan: Plan, number: int, life: Life) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sexpgpu.plan.kernel import Access, Generated, Indexed, Launch, Place, Product
+from sexpgpu.plan.kernel import Access, Attention, Generated, Indexed, Launch, Place, Product
 from sexpgpu.plan.lifetime import Life
 
 # Below this a result keeps its own place: the gain is nothing, and a kernel in place is a program of its own.
@@ -87,7 +87,7 @@ def moved(launch: Launch, stands: Mapping[int, int]) -> Launch:
     def access(old: Access) -> Access:
         return old if old.place is None else Access(at(old.place), old.strides, old.start)
 
-    if isinstance(launch, Generated):
+    if isinstance(launch, Generated | Attention):
         if not any(a.place is not None and a.place.buffer in stands for a in (*launch.loads, *launch.stores)):
             return launch
         return replace(launch, loads=tuple(map(access, launch.loads)), stores=tuple(map(access, launch.stores)))

@@ -9,8 +9,8 @@ from pathlib import PurePath
 
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.types import SIZES
-from sexpgpu.plan.kernel import Access, Generated, Indexed, Launch, Matrix, Plan, Product
-from sexpgpu.plan.report import product_flops
+from sexpgpu.plan.kernel import Access, Attention, Generated, Indexed, Launch, Matrix, Plan, Product
+from sexpgpu.plan.report import attention_flops, product_flops
 
 # A kernel that several forms were fused into is named by so many of them.
 NAMES = 3
@@ -19,8 +19,8 @@ NAMES = 3
 @dataclass(frozen=True)
 class Work:
     """One launch. `form`: the heads of its forms, `layernorm, +`; `place`: where the first stands, FILE:LINE;
-    `kind`: product, map, row, column, or an indexed kernel's name; `flops`: those of products; `bytes`: what it reads and
-    writes, each element counted once."""
+    `kind`: product, attention, map, row, column, or an indexed kernel's name; `flops`: those of products; `bytes`: what it
+    reads and writes, each element counted once."""
 
     form: str
     place: str
@@ -38,8 +38,13 @@ def _work(launch: Launch, nodes: Sequence[Node]) -> Work:
     forms = list(dict.fromkeys(map(form_of, nodes)))
     more = ", …" if len(forms) > NAMES else ""
     place = next((place for node in nodes if (place := _place(node))), "")
-    flops = product_flops(launch) if isinstance(launch, Product) else 0
-    return Work(", ".join(forms[:NAMES]) + more, place, _kind(launch), flops, bytes_of(launch))
+    return Work(", ".join(forms[:NAMES]) + more, place, _kind(launch), _flops(launch), bytes_of(launch))
+
+
+def _flops(launch: Launch) -> int:
+    if isinstance(launch, Attention):
+        return attention_flops(launch)
+    return product_flops(launch) if isinstance(launch, Product) else 0
 
 
 def form_of(node: Node) -> str:
@@ -59,6 +64,8 @@ def _place(node: Node) -> str:
 def _kind(launch: Launch) -> str:
     if isinstance(launch, Generated):
         return launch.program.kind
+    if isinstance(launch, Attention):
+        return "attention"
     return "product" if isinstance(launch, Product) else launch.op
 
 
@@ -72,7 +79,20 @@ def bytes_of(launch: Launch) -> int:
     if isinstance(launch, Product):
         parts = ((launch.a, launch.m, launch.k), (launch.b, launch.k, launch.n), (launch.c, launch.m, launch.n))
         return sum(_entries(matrix) * rows * columns for matrix, rows, columns in parts) * SIZES[launch.dtype]
+    if isinstance(launch, Attention):
+        return _attention_bytes(launch)
     return _indexed_bytes(launch)
+
+
+def _attention_bytes(launch: Attention) -> int:
+    """Its operands and results; a mask counts as often as it differs."""
+    ways = 2 if launch.backward else 1
+    of_rows = launch.rows * ((launch.width + launch.value_width) * ways + 1)
+    of_columns = launch.columns * (launch.width + launch.value_width) * ways
+    sizes = (launch.batch, launch.heads, launch.rows, launch.columns)
+    mask = _touched(launch.loads[-1], sizes) if launch.masked else 0
+    elements = launch.heads * of_rows + launch.heads // launch.group * of_columns
+    return launch.batch * elements * SIZES["f32"] + mask
 
 
 def _touched(access: Access, sizes: Sequence[int]) -> int:
