@@ -44,5 +44,7 @@ def test_bits_do_not_depend_on_the_process_the_cache_or_the_threads(model: str, 
     first = trained(tmp_path / "first", model, threads=2)
     assert len(first[1]) >= 6
     assert trained(tmp_path / "again", model, threads=2) == first
+    for threads in (3, 4):
+        assert trained(tmp_path / f"{threads}", model, threads=threads) == first
     (tmp_path / "cold").mkdir(mode=0o700)
     assert trained(tmp_path / "cold-cache", model, threads=1, cache=str(tmp_path / "cold")) == first

@@ -244,8 +244,8 @@ def refuse_disagreement(exchange: Exchange, model: Model, step: int) -> None:
     """E-DP-004 where a rank's parameters or states are not those of rank zero, bit for bit."""
     from xxhash import xxh3_64_intdigest
 
-    tensors = {**model.read_parameters(), **model.read_states()}
-    mine = {name: xxh3_64_intdigest(np.ascontiguousarray(value).data) for name, value in tensors.items()}
+    memories = {**model.parameters, **model.states}
+    mine = {name: xxh3_64_intdigest(model.device.read(memory).data) for name, memory in memories.items()}
     told = exchange.broadcast(mine)
     differing = [name for name in mine if mine[name] != told[name]]
     if exchange.agree(len(differing)):
