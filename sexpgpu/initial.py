@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,6 +99,8 @@ class Draw:
 
         starts = range(0, values.size, BLOCK)
         if self.threads > 1 and len(starts) > 1:
+            from concurrent.futures import ThreadPoolExecutor
+
             with ThreadPoolExecutor(self.threads) as pool:
                 list(pool.map(fill, starts))
         else:

@@ -267,11 +267,11 @@ def check_nodes(settings: Settings) -> None:
 
 def read_file(folder: Path) -> tuple[Mapping[str, Any], Path | None]:
     """`[runtime]` of the folder's sexpgpu.toml, and the file's path; nothing where there is no file."""
-    import tomllib
-
     path = folder / FILE_NAME
     if not path.is_file():
         return {}, None
+    import tomllib
+
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:

@@ -105,8 +105,10 @@ def environment(threads: int, cache: Path) -> dict[str, str]:
         "JAX_COMPILATION_CACHE_DIR",
         "XDG_CACHE_HOME",
     )
+    # Installed packages have their bytecode, so may those that run from their sources.
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     return {
-        **os.environ,
+        **inherited,
         **dict.fromkeys(counts, str(threads)),
         **{name: str(cache / name.lower()) for name in folders},
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sexpgpu.dist.failure import Link, ending, leave, start_guard, write_line
 from sexpgpu.dist.reduction import MOST_LANES
 from sexpgpu.dist.waiting import DEADLINE_S, wait_for
 from sexpgpu.dist.world import Launch, World, launch_of, start_library, threads_of
 from sexpgpu.errors import Error
 
 if TYPE_CHECKING:
+    from sexpgpu.dist.failure import Link
     from sexpgpu.dist.gradients import GradientExchange
 
 
@@ -98,6 +97,8 @@ class Ranks:
     """Several ranks under MPI. `layout`: the ranks of each node, in order."""
 
     def __init__(self, mpi: Any) -> None:
+        from sexpgpu.dist.failure import ending
+
         self._mpi = mpi
         self.link: Link | None = None
         self.communicator, self._local, self.layout = order_by_node(mpi)
@@ -117,8 +118,10 @@ class Ranks:
         self.threads = threads_of(masks, self.world.local_rank)
 
     def _join_guard(self) -> None:
+        from sexpgpu.dist.failure import Link, start_guard
+
         world = self.world
-        address = start_guard(world.local_size, world.size, socket.gethostname()) if world.local_rank == 0 else ""
+        address = start_guard(world.local_size, world.size, os.uname().nodename) if world.local_rank == 0 else ""
         self.link = Link(self._local.bcast(address), world.rank, self.end)
 
     def check(self) -> None:
@@ -214,6 +217,8 @@ def joined(environment: Mapping[str, str], agreed: tuple[type[BaseException], ..
     if launch.size == 1:
         yield SingleRank()
         return
+    from sexpgpu.dist.failure import leave
+
     ranks = start_ranks(launch)
     try:
         yield ranks
@@ -231,6 +236,8 @@ def start_ranks(launch: Launch) -> Ranks:
     try:
         return Ranks(start_library(launch))
     except Error as problem:
+        from sexpgpu.dist.failure import write_line
+
         if launch.rank == 0:
             write_line(problem.render())
         else:

@@ -12,7 +12,6 @@ import hashlib
 import os
 import stat
 import struct
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,6 +87,8 @@ def _opened(folder: Path) -> tuple[Path, list[str]]:
         reason = f"owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):o}; it must be yours with mode 700"
     except OSError as problem:
         reason = str(problem)
+    import tempfile
+
     private = Path(tempfile.mkdtemp(prefix="sexpgpu-"))
     return private, [f"kernel cache: {folder} is not used ({reason}); this process has its own"]
 
@@ -151,6 +152,8 @@ class Cache:
 
     def _replace(self, path: Path, data: bytes) -> None:
         """Another name first, so that no reader ever sees half a file."""
+        import tempfile
+
         handle, name = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as file:

@@ -133,9 +133,9 @@ class Executable:
         self._base_bytes = base_bytes
         self._arena: Array | None = None
         self.engine = engine
-        self.kernels = load_kernels(
-            dict(_wanted(launch, engine.blas) for launch in plan.launches), engine.cache, engine.threads
-        )
+        wanted = [_wanted(launch, engine.blas) for launch in plan.launches]
+        self.kernels = load_kernels(dict(wanted), engine.cache, engine.threads)
+        self._functions = [self.kernels.addresses[text] for text, _ in wanted]
         engine.reserve(base_bytes + plan.arena_bytes)
         self._memory = _Memory([self._own(number) for number in range(len(plan.buffers))])
         self._numbers = {b.name: n for n, b in enumerate(plan.buffers) if b.kind == "external"}
@@ -220,15 +220,14 @@ class Executable:
             if buffer.kind == "arena":
                 self._memory.arrays[number] = values[buffer.offset : buffer.offset + buffer.size_bytes]
         self._tables = []
-        made = [self._record_of(launch) for launch in self.plan.launches]
+        made = [self._record_of(*pair) for pair in zip(self.plan.launches, self._functions)]
         # A launch of nothing has no record on the tape.
         self._launches = np.array([n for n, (record, _) in enumerate(made) if record.units > 0], np.int64)
         return record_tape([record for record, _ in made], max((scratch for _, scratch in made), default=0))
 
-    def _record_of(self, launch: Launch) -> tuple[Record, int]:
+    def _record_of(self, launch: Launch, function: int) -> tuple[Record, int]:
         """A launch's record, and the scratch that it needs."""
         address = self._memory.address
-        function = self.kernels.addresses[_wanted(launch, self.engine.blas)[0]]
         if isinstance(launch, Generated):
             arguments, scratch = layout.arguments(launch, address), layout.scratch_bytes(launch)
             units, per_block = layout.units(launch)

@@ -6,17 +6,18 @@ places and skip what is there already, so that nobody ever waits for anybody.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sexpgpu.interp.cache import Cache, Code, entries_of
 from sexpgpu.interp.loading import Linked, Mapped
+
+if TYPE_CHECKING:
+    import subprocess
 
 # A helper's start costs as much as this many kernels.
 WORTH_A_HELPER = 8
@@ -127,6 +128,9 @@ def _rotated(order: Sequence[str], start: int) -> list[str]:
 
 def _helper(order: Sequence[str], sources: dict[str, str], cache: Cache) -> subprocess.Popen[bytes]:
     """A process that compiles in this order what is not in the cache yet."""
+    import json
+    import subprocess
+
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
     helper = subprocess.Popen(
         [sys.executable, "-m", "sexpgpu.interp.compiling"],

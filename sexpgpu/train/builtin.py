@@ -6,6 +6,7 @@ import hashlib
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,7 +40,7 @@ class StandardLibrary:
 
     def __init__(self, cache: Path | None, root: Path | None = None) -> None:
         self.root = root or Path(sysconfig.get_path("stdlib"))
-        self.listing = sorted(python_files(str(self.root), ""))
+        self.listing = own_listing() if root is None else sorted(python_files(str(root), ""))
         described = "".join(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n" for path, status in self.listing)
         name = f"stdlib-{hashlib.sha256(described.encode()).hexdigest()[:24]}.txt"
         self.kept = None if cache is None else cache / "text" / name
@@ -54,6 +55,12 @@ class StandardLibrary:
         if self.kept is not None:
             keep(self.kept, joined)
         return np.frombuffer(joined, np.uint8)
+
+
+@cache
+def own_listing() -> list[tuple[str, os.stat_result]]:
+    """This Python's own sources: a file that trains and evaluates on them asks four times."""
+    return sorted(python_files(sysconfig.get_path("stdlib"), ""))
 
 
 def python_files(root: str, inside: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -83,6 +82,8 @@ def save(
         temporary.rename(final)
         _sync(folder)
     except OSError as problem:
+        import shutil
+
         shutil.rmtree(temporary, ignore_errors=True)
         raise Error("E-STORE-003", f"cannot write {final}: {problem.strerror or problem}") from problem
     return final
@@ -141,6 +142,8 @@ def remove(path: Path) -> None:
     """Delete a checkpoint: first out of sight by one rename, so that no reader sees half of one."""
     trash = path.with_name(f".trash-{path.name}-{os.getpid()}")
     path.rename(trash)
+    import shutil
+
     shutil.rmtree(trash)
 
 

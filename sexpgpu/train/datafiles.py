@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -114,6 +113,8 @@ class StoredArray:
 
 def stored_arrays(path: Path, spec: LoaderSpec) -> Mapping[str, StoredArray]:
     """The arrays of a `.npy` (named after the file), `.npz` or `.safetensors`, by name."""
+    import zipfile
+
     reader = ARRAY_READERS.get(path.suffix.lower())
     if reader is None:
         known = ", ".join(ARRAY_READERS)
@@ -134,6 +135,8 @@ def read_npy(path: Path) -> Array:
 
 
 def npz_arrays(path: Path) -> Mapping[str, StoredArray]:
+    import zipfile
+
     found = {}
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():

@@ -247,10 +247,12 @@ def _describe(folder: RunFolder, request: Request, program: Program, settings: S
         "run": request.run,
     }
     replace_json(folder.settings, {**asked, "hypers": hypers(program), "settings": settings.plain()})
+    # platform.platform() reads the interpreter's file to name the C library too, which takes 13 ms.
+    system = os.uname()
     environment = {name: value for name, value in os.environ.items() if name.startswith(("SEXPGPU_", "OMP_"))}
     facts = {
         "argv": sys.argv,
-        "platform": platform.platform(),
+        "platform": f"{system.sysname}-{system.release}-{system.machine}",
         "machine": platform.machine(),
         "threads": settings.threads,
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -222,7 +221,7 @@ class Training:
         loss = self.loss if self.loss is not None and math.isfinite(self.loss) else None
         self.status.update(
             Status(
-                state, step, self.total, os.getpid(), socket.gethostname(), self.exchange.world.size, loss, eta, code
+                state, step, self.total, os.getpid(), os.uname().nodename, self.exchange.world.size, loss, eta, code
             )
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,6 +104,8 @@ class Timings:
 
     def write_trace(self, path: Path) -> None:
         """The last steps in the trace event format."""
+        import json
+
         path.write_text(json.dumps({"traceEvents": list(self._events()), "displayTimeUnit": "ms"}), encoding="utf-8")
 
     def _events(self) -> Iterator[dict[str, Any]]:
