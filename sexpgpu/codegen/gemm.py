@@ -25,9 +25,10 @@ WORDS = (
     *("a", "b", "c", "a_starts", "b_starts", "c_starts", "c_row", "adds", "depth", "panel_columns"),
     *("a_direct", "b_direct", "a_row", "a_step", "b_step", "a_rows", "a_steps", "b_columns", "b_steps", "sums"),
 )
+TABLES = {"a": "a_rows", "b": "b_columns"}
 # Tiles of a are packed together, so that whole cache lines are read of an a whose rows lie side by side; and so many
 # steps of k at a time, so that a line is still there for the next vector.
-MOST_DEPTH, PACKED_TILES, PACKED_STEPS, MARGIN = 512, 8, 64, 16
+MOST_DEPTH, PACKED_TILES, PACKED_STEPS, MARGIN = 384, 8, 64, 16
 
 
 def scratch_floats(tiling: Tiling, depth: int, panel_columns: int) -> int:
@@ -48,7 +49,9 @@ def emit_gemm(dtype: str, tiling: Tiling, rows: int) -> str:
     parts = [
         f"; a matrix product of {dtype}, tiles of {tiling}, {rows} or {rows + 1} rows",
         gemm_tile.declarations(tiling) + gemm_pack.declarations(tiling.lanes),
+        "declare i64 @llvm.smax.i64(i64, i64)",
         gemm_pack.pack(dtype, tiling.lanes),
+        *(gemm_pack.pack_lines(dtype, tiling.lanes, vectors) for vectors in {tiling.vectors, tiling.pitch // tiling.lanes}),
         *(gemm_tile.tile(tiling, height) for height in (rows, rows + 1)),
         _Driver(dtype, tiling, rows).text(),
         ATTRIBUTES,
@@ -151,33 +154,80 @@ class _Driver:
         return rows, f.choose(tall, f.mul(number, self.rows + 1), low), kernel
 
     def _pack_b(self, j: str, width: str, k: str, depth: str, first: str) -> None:
-        """The panels from `first` on."""
+        """The panels from `first` on; those that lines fill last, see `pack`."""
         f, lanes, columns = self.f, self.tiling.lanes, self.tiling.columns
         begin = f.mul(first, columns)
-        count = f.sub(width, begin)
-        groups = f.divided(f.add(count, lanes - 1), lanes)
+        at, count = f.add(j, begin), f.sub(width, begin)
+        panel = f.mul(depth, columns)
+        lines = self._lines("b", at, count, f.divided(count, columns))
+        there = f.mul(lines, columns)
+        left = f.sub(count, there)
+        groups = f.divided(f.add(left, lanes - 1), lanes)
         with f.loop(0, depth, PACKED_STEPS) as step, f.loop(0, groups) as number:
-            lane = f.mul(f.sub(f.sub(groups, 1), number), lanes)
-            panel = f.at(self.panels, f.mul(f.mul(f.divided(lane, columns), columns), depth))
-            out = f.at(panel, f.add(f.mul(step, columns), f.remainder(lane, columns)))
+            lane = f.add(f.mul(f.sub(f.sub(groups, 1), number), lanes), there)
+            place = f.at(self.panels, f.mul(f.divided(lane, columns), panel))
+            out = f.at(place, f.add(f.mul(step, columns), f.remainder(lane, columns)))
             have = f.least(str(lanes), f.sub(count, lane))
-            at = f.add(f.add(j, begin), lane)
-            self._pack("b", "b_columns", (at, have, self.word["n"]), (k, depth, step), out, columns)
+            self._pack("b", (f.add(at, lane), have, self.word["n"]), (k, depth, step), out, columns)
+        self._pack_lines("b", at, (k, depth), self.panels, (lines, str(columns), panel), self.tiling.vectors)
 
     def _pack_a(self, first: str, until: str, k: str, depth: str) -> None:
-        """The tiles from `first` on."""
+        """The tiles from `first` on; those that lines fill last, see `pack`."""
         f, pitch, lanes = self.f, self.tiling.pitch, self.tiling.lanes
         m = self._first_row(self.word["tiles"])
-        with f.loop(0, depth, PACKED_STEPS) as step, f.loop(0, f.sub(until, first)) as back:
+        _, i, _ = self._tile(first)
+        at = f.add(self.i0, i)
+        # Tiles that lines fill: all, but the operand's last, whose vectors might reach beyond it.
+        _, end, _ = self._tile(until)
+        count = f.sub(until, first)
+        whole = f.choose(f.test("eq", f.add(self.i0, end), m), f.sub(count, 1), count)
+        lines = self._lines("a", at, f.sub(end, i), whole)
+        with f.loop(0, depth, PACKED_STEPS) as step, f.loop(0, f.sub(f.sub(until, first), lines)) as back:
             number = f.sub(f.sub(until, 1), back)
-            rows, i, _ = self._tile(number)
+            rows, row, _ = self._tile(number)
             groups = f.divided(f.add(rows, lanes - 1), lanes)
             with f.loop(0, groups) as more:
                 lane = f.mul(f.sub(f.sub(groups, 1), more), lanes)
                 have = f.least(str(lanes), f.sub(rows, lane))
                 out = f.at(self._packed_a(f.sub(number, first), depth), f.add(f.mul(step, pitch), lane))
-                at = f.add(f.add(self.i0, i), lane)
-                self._pack("a", "a_rows", (at, have, m), (k, depth, step), out, pitch)
+                self._pack("a", (f.add(f.add(self.i0, row), lane), have, m), (k, depth, step), out, pitch)
+        tall = f.let(f"call i64 @llvm.smax.i64(i64 0, i64 {f.least(lines, f.sub(self.taller, first))})")
+        panel, vectors = f.mul(depth, pitch), pitch // lanes
+        for tiles, start, height in ((tall, "0", self.rows + 1), (f.sub(lines, tall), tall, self.rows)):
+            _, row, _ = self._tile(f.add(first, start))
+            place = f.at(self.tiles_of_a, f.mul(start, panel))
+            self._pack_lines("a", f.add(self.i0, row), (k, depth), place, (tiles, str(height), panel), vectors)
+
+    def _lines(self, name: str, at: str, count: str, whole: str) -> str:
+        """`whole` where these lanes lie side by side, else 0."""
+        f = self.f
+        table = f.at(f.pointer(self.word[TABLES[name]]), at, "i64")
+        first = f.word(table, 0)
+        same = f.variable("i64", "0")
+        with f.loop(0, count) as lane:
+            off = f.let(f"xor i64 {f.word(table, lane)}, {f.add(first, lane)}")
+            f.set("i64", same, f.let(f"or i64 {f.get('i64', same)}, {off}"))
+        return f.choose(f.test("eq", f.get("i64", same), 0), whole, 0)
+
+    def _pack_lines(
+        self, name: str, at: str, steps: tuple[str, str], out: str, panels: tuple[str, str, str], vectors: int
+    ) -> None:
+        """Steps (first, how many), panels (how many, lanes between them, floats between them in `out`)."""
+        f = self.f
+        with f.when(f.test("sgt", panels[0], 0)):
+            source, table = self._source(name, at)
+            of_steps = f"ptr {self._steps(name, steps[0])}, i64 {steps[1]}"
+            of_panels = f"i64 {panels[0]}, i64 {panels[1]}, i64 {panels[2]}"
+            first = f.at(source, f.word(table, 0), ELEMENTS[self.dtype])
+            f.do(f"call void @{gemm_pack.lines_name(vectors)}(ptr {first}, {of_steps}, ptr {out}, {of_panels})")
+
+    def _source(self, name: str, at: str) -> tuple[str, str]:
+        """An operand's first element and its lanes' table from a lane on."""
+        table = self.f.at(self.f.pointer(self.word[TABLES[name]]), at, "i64")
+        return (self.a if name == "a" else self.b), table
+
+    def _steps(self, name: str, first: str) -> str:
+        return self.f.at(self.f.pointer(self.word[f"{name}_steps"]), first, "i64")
 
     def _packed_a(self, number: str, depth: str) -> str:
         return self.f.at(self.tiles_of_a, self.f.mul(self.f.mul(number, depth), self.tiling.pitch))
@@ -193,16 +243,14 @@ class _Driver:
             f.choose(direct, word["a_step"], self.tiling.pitch),
         )
 
-    def _pack(
-        self, name: str, table: str, lanes: tuple[str, str, str], steps: tuple[str, str, str], out: str, width: int
-    ) -> None:
+    def _pack(self, name: str, lanes: tuple[str, str, str], steps: tuple[str, str, str], out: str, width: int) -> None:
         """Lanes (first, how many, all that the table has), steps of a piece (its first, its depth, where in it)."""
-        f, word = self.f, self.word
+        f = self.f
         (at, have, total), (k, depth, step) = lanes, steps
-        source = self.a if name == "a" else self.b
-        of_lanes = f"ptr {f.at(f.pointer(word[table]), at, 'i64')}, i64 {have}, i64 {at}, i64 {f.sub(total, at)}"
+        source, table = self._source(name, at)
+        of_lanes = f"ptr {table}, i64 {have}, i64 {at}, i64 {f.sub(total, at)}"
         count = f.least(str(PACKED_STEPS), f.sub(depth, step))
-        of_steps = f"ptr {f.at(f.pointer(word[f'{name}_steps']), f.add(k, step), 'i64')}, i64 {count}"
+        of_steps = f"ptr {self._steps(name, f.add(k, step))}, i64 {count}"
         f.do(f"call void @pack(ptr {source}, {of_lanes}, {of_steps}, ptr {out}, i64 {width})")
 
     def _edge(self, c: str, rows: str, width: str, adds: str) -> None:

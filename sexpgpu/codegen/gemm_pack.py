@@ -8,8 +8,11 @@ the windows of a convolution. Elements of 16 bits become f32.
 from __future__ import annotations
 
 from sexpgpu.codegen.llvm_text import Function
+from sexpgpu.ir.types import SIZES
 
 ELEMENTS = {"f32": "float", "bf16": "i16", "f16": "half"}
+# Steps of k by which a line is asked for before it is read: the processor foresees no steps of a page and more.
+AHEAD = 8
 PARAMETERS = "ptr %source, ptr %lanes, i64 %have, i64 %before, i64 %left, ptr %steps, i64 %k, ptr %out, i64 %width"
 
 
@@ -83,10 +86,35 @@ def pack(dtype: str, lanes: int) -> str:
         source = f.at("%source", f.word(table, 0), element)
         out = f.at("%out", f.sub("0", shift))
         with f.loop(0, "%k") as k:
-            found = f.load(f"<{lanes} x {element}>", f.at(source, f.word("%steps", k), element), 2 if dtype != "f32" else 4)
+            found = f.load(f"<{lanes} x {element}>", f.at(source, f.word("%steps", k), element), SIZES[dtype])
             f.store(vector, widened(f, dtype, lanes, found), f.at(out, f.mul(k, "%width")), 4)
     with f.unless(together):
         _pack_lanes(f, dtype, lanes)
+    return f.text()
+
+
+def lines_name(vectors: int) -> str:
+    return f"pack_lines_{vectors}"
+
+
+def pack_lines(dtype: str, lanes: int, vectors: int) -> str:
+    """Panels of so many vectors from lanes that lie side by side, `lane_step` lanes from panel to panel: step after
+    step, each read from its first lane to its last."""
+    f = Function(
+        lines_name(vectors),
+        "ptr %source, ptr %steps, i64 %k, ptr %out, i64 %panels, i64 %lane_step, i64 %out_panel",
+    )
+    element = ELEMENTS[dtype]
+    with f.loop(0, "%k") as k:
+        line = f.at("%source", f.word("%steps", k), element)
+        later = f.sub(f.word("%steps", f.least(f.add(k, AHEAD), f.sub("%k", 1))), f.word("%steps", k))
+        out = f.at("%out", f.mul(k, lanes * vectors))
+        with f.loop(0, "%panels") as panel:
+            first, place = f.at(line, f.mul(panel, "%lane_step"), element), f.at(out, f.mul(panel, "%out_panel"))
+            for v in range(vectors):
+                found = f.load(f"<{lanes} x {element}>", f.at(first, lanes * v, element), SIZES[dtype])
+                f.do(f"call void @llvm.prefetch.p0(ptr {f.at(first, f.add(later, lanes * v), element)}, i32 0, i32 3, i32 1)")
+                f.store(f"<{lanes} x float>", widened(f, dtype, lanes, found), f.at(place, lanes * v), 4)
     return f.text()
 
 
@@ -96,7 +124,7 @@ def _pack_lanes(f: Function, dtype: str, lanes: int) -> None:
     element, vector = ELEMENTS[dtype], f"<{lanes} x float>"
     last = f.sub("%have", 1)
     sources = [f.at("%source", f.word("%lanes", f.least(str(lane), last)), element) for lane in range(lanes)]
-    alignment = 2 if dtype != "f32" else 4
+    alignment = SIZES[dtype]
 
     def one(k: str) -> None:
         step = f.word("%steps", k)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sexpgpu.codegen.llvm_text import Function
 
 # Steps of k in one turn of the loop.
-UNROLLED = 4
+UNROLLED = 2
 
 
 @dataclass(frozen=True, slots=True)

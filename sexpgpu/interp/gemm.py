@@ -39,10 +39,12 @@ def tiling() -> Tiling:
 
 
 
-# The largest block of b that is read where it lies: it stays in a core's second-level cache.
-DIRECT_BYTES = 128 * 1024
-# Multiply-adds of a block where more blocks are wanted, and blocks that no launch exceeds.
+# The least multiply-adds of a block, and the most blocks of a launch.
 BLOCK_WORK, MOST_BLOCKS = 1_000_000, 64
+# Multiply-adds in whose time an element is packed, or is read where it lies.
+PACKED, READ = 12.0, 3.0
+# What of a block's time may go into packing: so much to make four blocks of a launch, less to make more.
+FEW_BLOCKS, SPENT_ON_FEW, SPENT = 4, 0.4, 0.2
 # Below so many a launch is one block of the tape.
 SHARED_WORK = 250_000
 
@@ -108,31 +110,44 @@ class Cut:
 
 def cut(launch: Product, tiling: Tiling) -> Cut:
     plain = launch.dtype == "f32"
-    a_direct = plain and not launch.a.has_loops and (launch.a.column == 1 or launch.k <= 1 or launch.n <= 2 * tiling.columns)
-    b_direct = plain and not launch.b.has_loops and (launch.b.column == 1 or launch.n <= 1)
-    b_direct = b_direct and 4 * launch.k * launch.n <= DIRECT_BYTES
-    block_tiles, block_columns = _blocks(launch, tiling, 0 if a_direct else 1, 0 if b_direct else 1)
+    few_columns, few_rows = launch.n <= 2 * tiling.columns, launch.m <= tiling.rows
+    a_direct = plain and not launch.a.has_loops and (launch.a.column == 1 or launch.k <= 1 or few_columns)
+    b_direct = plain and not launch.b.has_loops and (launch.b.column == 1 or launch.n <= 1) and few_rows
+    block_tiles, block_columns = _blocks(launch, tiling, READ if a_direct else PACKED, READ if b_direct else PACKED)
     pieces = max(-(-launch.k // MOST_DEPTH), 1)
     depth = max(_whole(-(-launch.k // pieces), 8), 8)
-    most = max(PANELS // depth // tiling.columns, 1) * tiling.columns
-    return Cut(block_tiles, block_columns, depth, min(most, _whole(block_columns, tiling.columns)), a_direct, b_direct)
+    # About so many floats at a time: a short last part would pack all of a again for itself.
+    parts = max(round(depth * block_columns / PANELS), 1)
+    panel_columns = _whole(-(-block_columns // parts), tiling.columns)
+    return Cut(block_tiles, block_columns, depth, panel_columns, a_direct, b_direct)
 
 
 def _whole(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _blocks(launch: Product, tiling: Tiling, a_packed: int, b_packed: int) -> tuple[int, int]:
-    """(tiles, columns) of a block: of the ways to make enough blocks, the one that packs and reads the least again."""
+def _blocks(launch: Product, tiling: Tiling, a_cost: float, b_cost: float) -> tuple[int, int]:
+    """(tiles, columns) of a block: as many blocks as are worth it, cut so that packing takes the least."""
     tiles, panels = tiles_of(launch.m, tiling).count, max(-(-launch.n // tiling.columns), 1)
-    work = launch.m * launch.n * launch.k
-    wanted = 1
-    while 2 * wanted * len(launch.c.starts) <= MOST_BLOCKS and work >= 2 * wanted * BLOCK_WORK:
-        wanted *= 2
-    ways = [(wanted // c, c) for c in (1, 2, 4, 8, 16, 32, 64) if c <= wanted]
-    # A split of rows packs b again, one of columns a; what is read where it lies costs less.
-    rows, columns = min(ways, key=lambda w: w[0] * launch.n * (1 + 4 * b_packed) + w[1] * launch.m * (1 + 4 * a_packed))
-    return -(-tiles // rows), min(-(-panels // columns) * tiling.columns, max(launch.n, 1))
+    entries = max(len(launch.c.starts), 1)
+
+    def sizes(rows: int, columns: int) -> tuple[int, int]:
+        return -(-tiles // rows), -(-panels // columns)
+
+    def spent(way: tuple[int, int]) -> float:
+        """On packing, for each multiply-add. A block's columns share its rows of a, its rows its columns of b."""
+        high, wide = sizes(*way)
+        return a_cost / (wide * tiling.columns) + b_cost / (high * tiling.rows)
+
+    best, count = (1, 1), 2
+    while count * entries <= MOST_BLOCKS and launch.m * launch.n * launch.k >= count * BLOCK_WORK:
+        ways = [(count // c, c) for c in (1, 2, 4, 8, 16, 32, 64) if c <= count and c <= panels and count // c <= tiles]
+        way = min(ways, key=spent, default=(1, 1))
+        if spent(way) > (SPENT_ON_FEW if count * entries <= FEW_BLOCKS else SPENT) or way == (1, 1):
+            break
+        best, count = way, 2 * count
+    high, wide = sizes(*best)
+    return high, min(wide * tiling.columns, max(launch.n, 1))
 
 
 def prepare(launch: Product, tiling: Tiling, address_of: Callable[[Place], int]) -> Prepared:
