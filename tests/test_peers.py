@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from peers import gpt  # noqa: E402
 from peers.command import PAGES  # noqa: E402
 from peers.comparison import PEERS, Comparison, Disagreement, Row, agree, compare  # noqa: E402
-from peers.table import line, marker, section, write  # noqa: E402
+from peers.table import circumstances, line, marker, section, write  # noqa: E402
 from peers.tasks import SIZES, Task  # noqa: E402
 
 SECTION = re.compile(r"<!-- bench peers: (.+?) -->\n(.*?)<!-- end of bench peers -->", re.DOTALL)
@@ -87,3 +87,12 @@ def test_what_other_pages_quote_is_what_the_benchmarks_page_has() -> None:
     for page in PAGES[1:]:
         for name, quoted in SECTION.findall(page.read_text()):
             assert quoted == own.get(name), (page.name, name)
+
+
+def test_a_priority_that_is_not_the_usual_one_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Comparison(TOY, False, [row("sexpgpu", 10)])
+    monkeypatch.setattr("pathlib.Path.exists", lambda self: False)
+    monkeypatch.setattr("os.getpriority", lambda which, who: 0)
+    assert "scheduled at" not in circumstances(made)
+    monkeypatch.setattr("os.getpriority", lambda which, who: -5)
+    assert "; scheduled at nice -5." in circumstances(made)

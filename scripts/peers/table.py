@@ -57,8 +57,17 @@ def circumstances(made: Comparison) -> str:
     busy = ", one busy process on the same cores" if made.busy else ""
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, {processor()}, {made.task.threads} of {os.cpu_count()} cores, "
-        f"{blocks} blocks in turn{busy}; others used {made.others:.2f} cores meanwhile. {named}."
+        f"{blocks} blocks in turn{busy}; others used {made.others:.2f} cores meanwhile{priority()}. {named}."
     )
+
+
+def priority() -> str:
+    """How far the scheduler favours or hinders this process and its group, where it does: figures depend on it."""
+    group = Path("/proc/self/autogroup")
+    found = re.search(r"nice (-?\d+)", group.read_text()) if group.exists() else None
+    levels = {"nice": os.getpriority(os.PRIO_PROCESS, 0), "autogroup nice": int(found[1]) if found else 0}
+    said = [f"{name} {level}" for name, level in levels.items() if level]
+    return f"; scheduled at {' and '.join(said)}" if said else ""
 
 
 def processor() -> str:
