@@ -234,6 +234,12 @@ def test_a_body_that_is_not_taken_is_noted_with_the_reason() -> None:
     assert "attention: its scale is 0.0; it is computed by its body" in made.notes
 
 
+def test_bfloat16_is_noted_too(tmp_path: Path) -> None:
+    loss = f"(let ((x (cast {parameter('x', np.zeros((1, 2, 5, 4)))} bf16))) (mean (attention x x x)))"
+    graph = training_graph(experiment(tmp_path, {"d": np.zeros(1, np.float32)}, loss))
+    assert "attention: it is given bf16, not f32; it is computed by its body" in plan(graph).notes
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bodies_are_recognised(case: Case) -> None:
     for name, body in bodies(case.graph()).items():

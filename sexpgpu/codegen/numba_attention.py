@@ -22,8 +22,8 @@ from sexpgpu.plan.kernel import Attention, Place
 from sexpgpu.plan.report import attention_flops
 
 HEAD_WORDS = 11
-# Rows and columns of a block of scores.
-ROWS, COLUMNS = 64, 512
+# Rows and columns of a block of scores; rows are a multiple of a vector's elements.
+ROWS, COLUMNS, VECTOR = 64, 512, 16
 
 _HEAD = '''"""Attention{title}."""
 
@@ -302,8 +302,9 @@ def attention_kernel(launch: Attention) -> tuple[bool, bool, bool]:
 
 def block_of(launch: Attention) -> tuple[int, int]:
     """Rows and columns of a block of scores."""
-    rows = ROWS if launch.rows > ROWS or not launch.causal else ROWS // 2
-    return rows, min(COLUMNS, launch.columns)
+    # Half of a short causal square is beyond the diagonal: two blocks of rows leave out a quarter.
+    rows = launch.rows if launch.rows > ROWS or not launch.causal else -(-launch.rows // 2)
+    return min(ROWS, -(-rows // VECTOR) * VECTOR), min(COLUMNS, launch.columns)
 
 
 def attention_arguments(launch: Attention, sgemm: int, address_of: Callable[[Place], int]) -> list[int]:

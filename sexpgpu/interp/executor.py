@@ -83,7 +83,10 @@ class Engine:
     @property
     def notes(self) -> list[str]:
         """Lines of the report about what had to be done without."""
-        missing = "products: no OpenBLAS is found beside NumPy or SciPy; our own engine computes all of floats"
+        missing = (
+            "products: no OpenBLAS is found beside NumPy or SciPy; our own engine computes all of floats, "
+            "and attention is computed by its body"
+        )
         return [*self.cache.report, *([] if self.blas else [missing])]
 
     def load(self, plan: Plan, seed: int = 0, base_bytes: int = 0) -> Executable:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 from sexpgpu.ir.graph import Graph, Node, copy_into
+from sexpgpu.ir.types import FLOATS
 from sexpgpu.ops.table import OPS
-from sexpgpu.passes.access import VIEWS
+from sexpgpu.passes.clusters import base_of
 
 FORWARD, BACKWARD = "attention", "attention-backward"
 # The arguments of a backward body after those of the forward one.
@@ -62,7 +63,7 @@ def _softmax(body: Graph) -> _Softmax | None:
     if y.op != "contract" or y.inputs[0].op != "div" or y.inputs[1].op != "input":
         return None
     exponential, total = y.inputs[0].inputs
-    if exponential.op != "exp" or exponential.inputs[0].op != "sub" or _base(total).op != "sum":
+    if exponential.op != "exp" or exponential.inputs[0].op != "sub" or base_of(total).op != "sum":
         return None
     scores, shift = exponential.inputs[0].inputs
     return _Softmax(scores, _before_broadcast(shift), _before_broadcast(total), y)
@@ -140,23 +141,26 @@ def _reshaped(x: Node, shape: tuple[int, ...]) -> Node:
 
 def recognise(body: Graph) -> AttentionBody | str:
     """What a forward or backward body of the region computes, or why it is not known."""
+    narrow = next((node.dtype for node in body.inputs if node.dtype in FLOATS and node.dtype != "f32"), None)
+    if narrow is not None:
+        return f"it is given {narrow}, not f32"
     backward = body.name == BACKWARD
     scores = _scores_of_backward(body) if backward else _scores_of_forward(body)
     if scores is None:
-        return "its body is of no known form"
+        return "its form is not known"
     causal, mask, node = False, None, scores
     while node.op == "select" and _is_constant(node.inputs[2], -inf):
         condition, node = node.inputs[0], node.inputs[1]
         if _is_causal(condition):
             causal = True
-        elif _base(condition).op == "input" and mask is None:
+        elif base_of(condition).op == "input" and mask is None:
             mask = condition
         else:
             return "its scores are masked by a computed value"
     scale = 1.0
     if node.op == "mul" and node.inputs[1].op == "constant":
         node, scale = node.inputs[0], float(node.inputs[1].attributes["value"])
-    if node.op != "contract" or [_base(i) for i in node.inputs] != body.inputs[:2]:
+    if node.op != "contract" or [base_of(i) for i in node.inputs] != body.inputs[:2]:
         return "its scores are not the products of q and k times a number"
     if not isfinite(scale) or scale == 0:
         return f"its scale is {scale}"
@@ -164,12 +168,10 @@ def recognise(body: Graph) -> AttentionBody | str:
 
 
 def _known(body: Graph, found: AttentionBody) -> AttentionBody | str:
-    floats = [node for node in body.inputs if node is not (found.mask and _base(found.mask))]
+    floats = [node for node in body.inputs if node is not (found.mask and base_of(found.mask))]
     outputs = list(body.outputs.values())
     if len(floats) != (6 if found.backward else 3) or len(outputs) not in ((3,) if found.backward else (1, 3)):
         return "its arguments or results are not those of attention"
-    if any(node.dtype != "f32" for node in floats):
-        return f"it is computed in {floats[0].dtype}, not in f32"
     if any(0 in node.shape for node in floats):
         return "it has no elements"
     return found
@@ -185,26 +187,20 @@ def _scores_of_backward(body: Graph) -> Node | None:
     if len(exponentials) != 1 or exponentials[0].inputs[0].op != "sub":
         return None
     scores, lse = exponentials[0].inputs[0].inputs
-    return scores if _base(lse).attributes.get("name") == LSE else None
+    return scores if base_of(lse).attributes.get("name") == LSE else None
 
 
 def _is_causal(condition: Node) -> bool:
     """Whether it says that a column is at most its row's number, for the last two axes of a value."""
-    compared = _base(condition)
+    compared = base_of(condition)
     if compared.op != "le" or len(compared.shape) != 2:
         return False
     columns, rows = compared.inputs
-    return _base(columns).op == "iota" == _base(rows).op and _base(columns).shape == compared.shape[1:]
+    return base_of(columns).op == "iota" == base_of(rows).op and base_of(columns).shape == compared.shape[1:]
 
 
 def _is_constant(node: Node, value: float) -> bool:
     return node.op == "constant" and node.attributes["value"] == value
-
-
-def _base(node: Node) -> Node:
-    while node.op in VIEWS:
-        node = node.inputs[0]
-    return node
 
 
 def _under_reshapes(node: Node) -> Node:
