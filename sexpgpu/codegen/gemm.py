@@ -1,4 +1,4 @@
-"""Our own matrix product as LLVM text: c = a · b or c + a · b, from f32, bf16 or f16, its sums in f32.
+"""Our own matrix product as LLVM text: c = a · b or c + a · b, from f32, bf16 or f16, to the same or f32, its sums in f32.
 
 A unit is a block of rows and columns of one batch entry. Of a block, `panel_columns` columns and `depth` steps of k at a
 time are packed from b; then tile after tile of rows of a, packed or read where they lie, runs over those panels.
@@ -44,16 +44,16 @@ def _panels(tiling: Tiling) -> int:
     return _tile_place(tiling) + tiling.rows * tiling.columns + MARGIN
 
 
-def emit_gemm(dtype: str, tiling: Tiling, rows: int) -> str:
+def emit_gemm(dtype: str, result: str, tiling: Tiling, rows: int) -> str:
     """`@kernel(args, lo, hi, scratch)` and what it calls, for tiles of `rows` rows and of one more."""
     parts = [
-        f"; a matrix product of {dtype}, tiles of {tiling}, {rows} or {rows + 1} rows",
+        f"; a matrix product of {dtype} to {result}, tiles of {tiling}, {rows} or {rows + 1} rows",
         gemm_tile.declarations(tiling) + gemm_pack.declarations(tiling.lanes),
         "declare i64 @llvm.smax.i64(i64, i64)",
         gemm_pack.pack(dtype, tiling.lanes),
         *(gemm_pack.pack_lines(dtype, tiling.lanes, vectors) for vectors in {tiling.vectors, tiling.pitch // tiling.lanes}),
         *(gemm_tile.tile(tiling, height) for height in (rows, rows + 1)),
-        _Driver(dtype, tiling, rows).text(),
+        _Driver(dtype, result, tiling, rows).text(),
         ATTRIBUTES,
     ]
     return "\n".join(parts)
@@ -62,8 +62,8 @@ def emit_gemm(dtype: str, tiling: Tiling, rows: int) -> str:
 class _Driver:
     """The function that cuts units into tiles."""
 
-    def __init__(self, dtype: str, tiling: Tiling, rows: int) -> None:
-        self.dtype, self.tiling, self.rows = dtype, tiling, rows
+    def __init__(self, dtype: str, result: str, tiling: Tiling, rows: int) -> None:
+        self.dtype, self.result, self.tiling, self.rows = dtype, result, tiling, rows
         self.f = Function("kernel", "i64 %args, i64 %lo, i64 %hi, i64 %scratch", internal=False)
 
     def text(self) -> str:
@@ -91,20 +91,20 @@ class _Driver:
         self.taller = f.sub(word["taller"], first)
         j0 = f.mul(f.remainder(block, word["column_blocks"]), word["block_columns"])
         end = f.add(j0, f.least(word["block_columns"], f.sub(word["n"], j0)))
-        element = ELEMENTS[self.dtype]
+        element = ELEMENTS[self.result]
 
-        def start(name: str) -> str:
+        def start(name: str, element: str = ELEMENTS[self.dtype]) -> str:
             return f.at(f.pointer(word[name]), f.word(f.pointer(word[f"{name}_starts"]), entry), element)
 
         self.a, self.b = start("a"), start("b")
-        self.c = f.at(start("c"), f.mul(self.i0, word["c_row"]), element)
+        self.c = f.at(start("c", element), f.mul(self.i0, word["c_row"]), element)
         with f.loop(j0, end, word["panel_columns"]) as j:
             width = f.least(word["panel_columns"], f.sub(end, j))
             # Without steps there is one empty piece, which writes zeros.
             most = f.choose(f.test("eq", word["k"], 0), 1, word["k"])
             with f.loop(0, most, word["depth"]) as k:
                 self._piece(j, width, k, f.least(word["depth"], f.sub(word["k"], k)))
-            if self.dtype != "f32":
+            if self.result != "f32":
                 self._round(f.at(self.c, j, element), width)
 
     def _first_row(self, tile: str) -> str:
@@ -116,7 +116,7 @@ class _Driver:
         direct = f.test("ne", word["b_direct"], 0)
         whole = f.divided(width, columns)
         rest = f.sub(width, f.mul(whole, columns))
-        if self.dtype != "f32":
+        if self.result != "f32":
             rest, whole = "0", f.divided(f.add(width, columns - 1), columns)
         self._pack_b(j, width, k, depth, f.choose(direct, whole, 0))
         there = f.at(f.at(self.b, j), f.mul(k, word["b_step"]))
@@ -125,7 +125,7 @@ class _Driver:
         b_panel = f.choose(direct, columns, f.mul(depth, columns))
         last = f.at(self.panels, f.choose(direct, 0, f.mul(whole, b_panel)))
         c, c_row, adds = f.at(self.c, j), word["c_row"], f.choose(f.test("sgt", k, 0), 1, word["adds"])
-        if self.dtype != "f32":
+        if self.result != "f32":
             c, c_row, adds = self.sums, f.mul(whole, columns), f.choose(f.test("sgt", k, 0), 1, 0)
         with f.loop(0, self.tiles, PACKED_TILES) as first:
             until = f.least(f.add(first, PACKED_TILES), self.tiles)
@@ -138,7 +138,7 @@ class _Driver:
                 of_b = f"ptr {b}, i64 {b_step}, i64 {b_panel}, i64 {whole}"
                 c_tile = f.at(c, f.mul(i, c_row))
                 f.do(f"call void {kernel}({of_a}, {of_b}, ptr {c_tile}, i64 {c_row}, i64 {adds})")
-                if self.dtype == "f32":
+                if self.result == "f32":
                     with f.when(f.test("sgt", rest, 0)):
                         of_b = f"ptr {last}, i64 {columns}, i64 0, i64 1"
                         f.do(f"call void {kernel}({of_a}, {of_b}, ptr {self.tile_of_c}, i64 {columns}, i64 0)")
@@ -268,18 +268,18 @@ class _Driver:
 
     def _round(self, c: str, width: str) -> None:
         """The sums of a block into c."""
-        f, element, columns = self.f, ELEMENTS[self.dtype], self.tiling.columns
-        size = SIZES[self.dtype]
+        f, element, columns = self.f, ELEMENTS[self.result], self.tiling.columns
+        size = SIZES[self.result]
         pitch = f.mul(f.divided(f.add(width, columns - 1), columns), columns)
         adding = f.test("ne", self.word["adds"], 0)
         with f.loop(0, self.height) as i:
             source, target = f.at(self.sums, f.mul(i, pitch)), f.at(c, f.mul(i, self.word["c_row"]), element)
             with f.when(adding), f.loop(0, width) as j:
                 place = f.at(target, j, element)
-                before = widened(f, self.dtype, 1, f.load(f"<1 x {element}>", place, size))
+                before = widened(f, self.result, 1, f.load(f"<1 x {element}>", place, size))
                 scalar = f.let(f"extractelement <1 x float> {before}, i64 0")
                 sum_ = f.let(f"fadd float {scalar}, {f.load('float', f.at(source, j), 4)}")
-                f.store(element, narrowed(f, self.dtype, sum_), place, size)
+                f.store(element, narrowed(f, self.result, sum_), place, size)
             with f.unless(adding), f.loop(0, width) as j:
                 sum_ = f.load("float", f.at(source, j), 4)
-                f.store(element, narrowed(f, self.dtype, sum_), f.at(target, j, element), size)
+                f.store(element, narrowed(f, self.result, sum_), f.at(target, j, element), size)

@@ -92,7 +92,8 @@ def takes(launch: Product) -> bool:
 def kernel_of(launch: Product, tiling: Tiling) -> tuple[str, Callable[[], str]]:
     """The text that says the kernel, and the call that writes its source."""
     least = tiles_of(launch.m, tiling).least
-    return f"gemm {launch.dtype} {tiling!r} {least}", partial(emit_gemm, launch.dtype, tiling, least)
+    dtypes = launch.dtype, launch.c_dtype
+    return f"gemm {dtypes} {tiling!r} {least}", partial(emit_gemm, *dtypes, tiling, least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,6 @@ def prepare(launch: Product, tiling: Tiling, address_of: Callable[[Place], int])
     total = work * len(c.starts)
     per_block = max(SHARED_WORK * units // max(total, 1), 1) if total >= 2 * SHARED_WORK else max(units, 1)
     rows = made.block_tiles * tiling.rows
-    scratch = 4 * (sums + (rows * made.panel_columns if launch.dtype != "f32" else 0))
+    scratch = 4 * (sums + (rows * made.panel_columns if launch.c_dtype != "f32" else 0))
     held = (starts, *tables.values())
     return Prepared([words[name] for name in WORDS], held, units, per_block, scratch)

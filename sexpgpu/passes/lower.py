@@ -1,8 +1,9 @@
 """Lowering of a flat graph: what would take a pass over memory of its own becomes part of another kernel.
 
 Each rule keeps the meaning; the last four may change the order or the rounding of a float operation, or the sign of 0:
-  bf16 or f16 read as f32                a view, moved to where it is read
+  bf16 or f16 read as f32                a view, moved to where it is read; cast back, the number itself
   f32 rounded to bf16, kept as f32       a cast to bf16, read as f32
+  a product of bf16, cast to bf16        one that rounds its sums
   a product with its free axes swapped   the product of its operands in the other order
   gather of a pointwise value            the pointwise value of what is gathered
   gather-add of one element a row to 0   a comparison with the element's number
@@ -266,8 +267,15 @@ def _is_kept(to: Lowerer, value: Node) -> bool:
 
 
 def _cast(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
-    widens = node.dtype == "f32" and inputs[0].dtype in ("bf16", "f16")
-    return to.add(node, "widen", inputs[0]) if widens else None
+    x = inputs[0]
+    if node.dtype == "f32" and x.dtype in ("bf16", "f16"):
+        return to.add(node, "widen", x)
+    if x.op == "widen" and x.inputs[0].dtype == node.dtype:
+        return x.inputs[0]
+    if x.op == "contract" and x in to.single and [i.inputs[0].dtype for i in x.inputs if i.op == "widen"] == [node.dtype] * 2:
+        # As an attribute the dtype tells this product from the one that stays f32.
+        return to._put("contract", x.inputs, x.attributes | {"dtype": node.dtype}, node.tensor, node)
+    return None
 
 
 def _round_bf16(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:

@@ -69,10 +69,10 @@ class _Rounding:
         return made
 
     def _concerns(self, node: Node) -> bool:
-        if node.op == "region":
-            return self._body(node.attributes["body"]) is not node.attributes["body"]
         if self.dtype is not None and (node in node.graph.results or node.op == "contract"):
             return True
+        if node.op == "region":
+            return self._body(node.attributes["body"]) is not node.attributes["body"]
         return node.op not in _AS_THEY_ARE and any(_is_narrow(i) for i in node.inputs)
 
     def _body(self, body: Graph) -> Graph:
@@ -82,15 +82,16 @@ class _Rounding:
 
     def _node(self, made: Graph, node: Node, replace: dict[Node, Node]) -> Node:
         inputs = [replace[i] for i in node.inputs]
-        if node.op == "region":
-            return made.add("region", inputs, {"body": self._body(node.attributes["body"])})
         if node.op not in _AS_THEY_ARE and any(map(_is_narrow, inputs)):
             wide = [_cast(i, "f32") if _is_narrow(i) else i for i in inputs]
             new = made.add(node.op, wide, node.attributes)
             return _cast(new, node.dtype) if _is_narrow(node) else new
         if node.op == "contract" and self.dtype == "bf16":
             inputs = [self._factor(i) for i in inputs]
-        new = made.clone(node, inputs)
+        if node.op == "region":
+            new = made.add("region", inputs, {"body": self._body(node.attributes["body"])})
+        else:
+            new = made.clone(node, inputs)
         if self.dtype is not None and node in node.graph.results:
             return _cast(_cast(new, self.dtype), "f32")
         return new

@@ -131,7 +131,7 @@ def _sorted_out(
 def _grouped(members: Mapping[int, Launch], number: int, producer: Product) -> _Group | None:
     """How every member steps along the rows; None where one does not, or reads other rows than its own."""
     group = _Group(producer.m)
-    row_bytes = {number: producer.c.row * SIZES[producer.dtype]}
+    row_bytes = {number: producer.c.row * SIZES[producer.c_dtype]}
     sums: set[int] = set()
     for k, launch in members.items():
         found = next((steps for steps in _ways(launch, group.rows) if _fits(steps, row_bytes, sums)), None)
@@ -191,9 +191,8 @@ def _generated_steps(launch: Generated, unit: int) -> Iterator[_Step]:
 
 
 def _product_ways(launch: Product, rows: int) -> Iterator[list[_Step]]:
-    size = SIZES[launch.dtype]
-
     def step(matrix: Matrix, moves: int, count: int, along: int, written: bool = False) -> _Step:
+        size = SIZES[launch.c_dtype if written else launch.dtype]
         place = replace(matrix.place, offset=matrix.place.offset + matrix.starts[0] * size)
         return _Step(place, 1, moves * size, (max(count - 1, 0) * along + 1) * size, written)
 

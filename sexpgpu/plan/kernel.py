@@ -126,7 +126,7 @@ class Matrix:
 @dataclass(frozen=True, slots=True)
 class Product:
     """c[z] = a[z] (m × k) · b[z] (k × n), z over the batch; c has column stride 1. k may be 0 (the product is 0 then).
-    `accumulate`: the product is added to what c holds."""
+    `dtype` is that of a and b, and of c where `result` names no other. `accumulate`: the product is added to what c holds."""
 
     dtype: str
     m: int
@@ -137,6 +137,11 @@ class Product:
     c: Matrix
     nodes: tuple[int, ...] = ()
     accumulate: bool = False
+    result: str | None = None
+
+    @property
+    def c_dtype(self) -> str:
+        return self.result or self.dtype
 
 
 @dataclass(frozen=True, slots=True)

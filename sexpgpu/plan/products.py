@@ -56,7 +56,8 @@ class Products:
         self.copies: dict[tuple[Node, tuple[int, ...]], Storage] = {}
 
     def contract(self, node: Node, out: Storage) -> None:
-        located = [self.builder.heavy.located(operand) for operand in node.inputs]
+        operands = narrow_operands(node)
+        located = [self.builder.heavy.located(operand) for operand in operands]
         for copied in ((), (0,), (1,), (0, 1)):
             # What no strides express is None already, and copied in any case.
             sides = _with_copies(node, [None if k in copied else found for k, found in enumerate(located)])
@@ -64,7 +65,7 @@ class Products:
                 break
         for k, side in enumerate(sides):
             if side.place is None:
-                sides[k] = Located(self._copy(node.inputs[k], side.strides), side.loops)
+                sides[k] = Located(self._copy(operands[k], side.strides), side.loops)
         made = _product(node, sides, out)
         assert made is not None, node
         self.builder.add(made)
@@ -76,6 +77,12 @@ class Products:
             self.builder.copy(operand, storage)
             self.copies[key] = storage
         return self.copies[key].place
+
+
+def narrow_operands(node: Node) -> tuple[Node, ...]:
+    """The operands of a product: bf16 or f16 where both are only read as f32."""
+    narrow = [x.inputs[0] for x in node.inputs if x.op == "widen"]
+    return tuple(narrow) if len(narrow) == 2 and narrow[0].dtype == narrow[1].dtype else node.inputs
 
 
 def _with_copies(node: Node, located: Sequence[Located | None]) -> list[Located]:
@@ -151,11 +158,13 @@ def _product(node: Node, sides: Sequence[Located], out: Storage) -> Product | No
     of_batch: list[Loops] = [[(n, step)] if n > 1 else [] for n, step in zip(node.shape[:shared], out.strides, strict=False)]
     of_entries: list[Loops] = [[(size, step)] for size, _, step in (*m.entries, *n.entries)]
     starts = _starts([*of_batch, *of_entries])
+    dtype = narrow_operands(node)[0].dtype
+    result = None if node.dtype == dtype else node.dtype
     if turned:
         c = Matrix(out.place, n.out_step if n.size > 1 else m.size, 1, starts)
-        return Product(node.dtype, n.size, m.size, k, _turned(b), _turned(a), c, (node.index,))
+        return Product(dtype, n.size, m.size, k, _turned(b), _turned(a), c, (node.index,), result=result)
     c = Matrix(out.place, m.out_step if m.size > 1 else n.size, 1, starts)
-    return Product(node.dtype, m.size, n.size, k, a, b, c, (node.index,))
+    return Product(dtype, m.size, n.size, k, a, b, c, (node.index,), result=result)
 
 
 def _turned(matrix: Matrix) -> Matrix:

@@ -147,7 +147,7 @@ def _operations(launch: Launch) -> str:
     if isinstance(launch, Attention):
         return "f32"
     if not isinstance(launch, Generated):
-        return launch.dtype
+        return f"{launch.dtype} to {launch.result}" if isinstance(launch, Product) and launch.result else launch.dtype
     ops = [instruction.op for instruction in launch.program.body if instruction.op != "constant"]
     rest = f" and {len(ops) - OPERATIONS} more" if len(ops) > OPERATIONS else ""
     return (" ".join(ops[:OPERATIONS]) or "copy") + rest

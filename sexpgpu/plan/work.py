@@ -77,8 +77,9 @@ def bytes_of(launch: Launch) -> int:
         written = (_touched(a, launch.sizes) * SIZES[store.dtype] for a, store in zip(launch.stores, program.stores))
         return sum(read) + sum(written)
     if isinstance(launch, Product):
-        parts = ((launch.a, launch.m, launch.k), (launch.b, launch.k, launch.n), (launch.c, launch.m, launch.n))
-        return sum(_entries(matrix) * rows * columns for matrix, rows, columns in parts) * SIZES[launch.dtype]
+        operands = ((launch.a, launch.m, launch.k), (launch.b, launch.k, launch.n))
+        elements = sum(_entries(matrix) * rows * columns for matrix, rows, columns in operands)
+        return elements * SIZES[launch.dtype] + _entries(launch.c) * launch.m * launch.n * SIZES[launch.c_dtype]
     if isinstance(launch, Attention):
         return _attention_bytes(launch)
     return _indexed_bytes(launch)
