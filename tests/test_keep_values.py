@@ -33,10 +33,12 @@ HOSTS = {"step": 1, "updates": 1, "total-steps": 10, "loss-scale": 1e-3, "gradie
 def compare(graph: Graph, values: dict[str, Any]) -> None:
     exact = evaluate_graph(graph, values, HOSTS, wide=True, draw=draw)
     kept, fused = (run_graph(graph, values, HOSTS, keep_values=keep) for keep in (True, False))
+    largest = max(float(np.abs(wide).max(initial=0.0)) for name, wide in exact.items() if name.startswith("gradient:"))
     for name, wide in exact.items():
         scale = float(np.abs(wide).max(initial=0.0))
         off_kept, off_fused = (float(np.abs(found[name] - wide).max(initial=0.0)) for found in (kept, fused))
-        assert off_kept <= 1e-4 * max(scale, UNIT), name
+        # A gradient that is 0 (a key's bias) is a sum of terms as large as other gradients are.
+        assert off_kept <= 1e-4 * scale + ROUNDINGS * UNIT * largest, name
         assert off_fused <= MULTIPLE * off_kept + ROUNDINGS * UNIT * scale, name
 
 
