@@ -13,7 +13,7 @@ import numpy as np
 from sexpgpu.ir.host import evaluate as evaluate_host
 from sexpgpu.ops.pointwise import numpy_dtype
 from sexpgpu.ops.table import OPS
-from sexpgpu.plan.kernel import Access, Attention, Generated, Indexed, Place, Plan, Product
+from sexpgpu.plan.kernel import Access, Attention, Generated, Indexed, Matrix, Place, Plan, Product
 from sexpgpu.randomness import key_of, uniform_f32, words_of
 
 Array = np.ndarray
@@ -125,14 +125,19 @@ class _Oracle:
             return np.asarray(OPS["cast"].run(operands[0], dtype=instruction.dtype), dtype)
         return np.asarray(OPS[instruction.op].run(*operands), dtype)
 
+    def matrix(self, place: Place, dtype: str, matrix: Matrix, rows: int, columns: int) -> Array:
+        """A matrix; with loops, every axis of which it is made turns by itself."""
+        turns = [*(matrix.rows or ((rows, matrix.row),)), *(matrix.columns or ((columns, matrix.column),))]
+        return self.strided(place, dtype, tuple(n for n, _ in turns), tuple(step for _, step in turns)).reshape(rows, columns)
+
     def product(self, launch: Product) -> None:
         a, b, c = launch.a, launch.b, launch.c
         for z in range(len(c.starts)):
             item = numpy_dtype(launch.dtype).itemsize
             at = [Place(x.place.buffer, x.place.offset + x.starts[z] * item) for x in (a, b, c)]
-            left = self.strided(at[0], launch.dtype, (launch.m, launch.k), (a.row, a.column))
-            right = self.strided(at[1], launch.dtype, (launch.k, launch.n), (b.row, b.column))
-            assert a.row == 1 or a.column == 1 or 1 in (launch.m, launch.k), launch
+            left = self.matrix(at[0], launch.dtype, a, launch.m, launch.k)
+            right = self.matrix(at[1], launch.dtype, b, launch.k, launch.n)
+            assert a.has_loops or a.row == 1 or a.column == 1 or 1 in (launch.m, launch.k), launch
             into = self.strided(at[2], launch.dtype, (launch.m, launch.n), (c.row, c.column))
             into[...] = into + left @ right if launch.accumulate else left @ right
 

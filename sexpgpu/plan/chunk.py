@@ -197,6 +197,8 @@ def _product_ways(launch: Product, rows: int) -> Iterator[list[_Step]]:
         return _Step(place, 1, moves * size, (max(count - 1, 0) * along + 1) * size, written)
 
     a, b, c = launch.a, launch.b, launch.c
+    if a.has_loops or b.has_loops:
+        return
     if launch.m == rows:
         yield [step(a, a.row, launch.k, a.column), step(b, 0, 1, 0), step(c, c.row, launch.n, c.column, True)]
     if launch.k == rows:

@@ -13,7 +13,8 @@ from sexpgpu.ops.windows import overlaps
 from sexpgpu.passes.access import VIEWS, Access, NotAffine, Refine, contiguous, pull
 from sexpgpu.plan.attention import lower_attention
 from sexpgpu.plan.kernel import Indexed, Place
-from sexpgpu.plan.products import Located, Products, join
+from sexpgpu.plan.located import Located, join
+from sexpgpu.plan.products import Products
 from sexpgpu.plan.trace import Root, Storage, loops_of, moved
 
 if TYPE_CHECKING:

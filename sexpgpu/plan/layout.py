@@ -12,7 +12,8 @@ from sexpgpu.ir.graph import Node
 from sexpgpu.passes.access import Access, NoDigits, Refine, contiguous, joined, reshaped
 from sexpgpu.passes.clusters import Fusion, base_of
 from sexpgpu.plan.buffers import Buffers
-from sexpgpu.plan.products import fits_product, join
+from sexpgpu.plan.located import join
+from sexpgpu.plan.products import fits_product
 from sexpgpu.plan.trace import Storage, moved
 
 Readers = Mapping[Node, Sequence[Node]]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product as cartesian
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -15,26 +14,17 @@ from sexpgpu.ir.graph import Node
 from sexpgpu.ops.product import free_axes
 from sexpgpu.passes.access import contiguous
 from sexpgpu.plan.kernel import Matrix, Place, Product
+from sexpgpu.plan.located import Located, Loops, falling, join, narrow_operands, starts_of
+from sexpgpu.plan.looped import looped_product
 from sexpgpu.plan.trace import Storage
 
 if TYPE_CHECKING:
     from sexpgpu.plan.build import _Builder
 
-# Loops of one axis (or group of axes) of an operand: (size, stride in elements).
-Loops = list[tuple[int, int]]
 # Loops that two operands share: (size, stride in the first, stride in the second).
 Shared = list[tuple[int, int, int]]
 # A product is cut into no more entries than this for the sake of a copy saved, of no fewer rows and columns than that.
 MOST_ENTRIES, FEWEST = 256, 8
-
-
-@dataclass(frozen=True)
-class Located:
-    """An operand: its place (None: a copy that is yet to be made, with these strides) and the loops of each axis."""
-
-    place: Place | None
-    loops: list[Loops]
-    strides: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,19 +46,32 @@ class Products:
         self.copies: dict[tuple[Node, tuple[int, ...]], Storage] = {}
 
     def contract(self, node: Node, out: Storage) -> None:
-        operands = narrow_operands(node)
-        located = [self.builder.heavy.located(operand) for operand in operands]
-        for copied in ((), (0,), (1,), (0, 1)):
-            # What no strides express is None already, and copied in any case.
+        located = [self.builder.heavy.located(operand) for operand in narrow_operands(node)]
+        sides = [found for found in located if found is not None]
+        made = _product(node, sides, out) if len(sides) == len(located) else None
+        made = made or self._looped(node, located, out) or self._copied(node, located, out)
+        assert made is not None, node
+        self.builder.add(made)
+
+    def _looped(self, node: Node, located: Sequence[Located | None], out: Storage) -> Product | None:
+        """On operands that are no matrices; what is read backward is copied, which reads it forward."""
+        sides = _with_copies(node, [None if found is None or found.is_backward else found for found in located])
+        return looped_product(node, self._there(node, sides), out) if looped_product(node, sides, out) is not None else None
+
+    def _copied(self, node: Node, located: Sequence[Located | None], out: Storage) -> Product | None:
+        """With as few operands copied as there must be; what no strides express is None already."""
+        for copied in ((0,), (1,), (0, 1)):
             sides = _with_copies(node, [None if k in copied else found for k, found in enumerate(located)])
             if _product(node, sides, out) is not None:
                 break
-        for k, side in enumerate(sides):
-            if side.place is None:
-                sides[k] = Located(self._copy(operands[k], side.strides), side.loops)
-        made = _product(node, sides, out)
-        assert made is not None, node
-        self.builder.add(made)
+        return _product(node, self._there(node, sides), out)
+
+    def _there(self, node: Node, sides: Sequence[Located]) -> list[Located]:
+        """The operands, copies made."""
+        return [
+            side if side.place is not None else Located(self._copy(operand, side.strides), side.loops)
+            for operand, side in zip(narrow_operands(node), sides, strict=True)
+        ]
 
     def _copy(self, operand: Node, strides: tuple[int, ...]) -> Place:
         key = (operand, strides)
@@ -79,12 +82,6 @@ class Products:
         return self.copies[key].place
 
 
-def narrow_operands(node: Node) -> tuple[Node, ...]:
-    """The operands of a product: bf16 or f16 where both are only read as f32."""
-    narrow = [x.inputs[0] for x in node.inputs if x.op == "widen"]
-    return tuple(narrow) if len(narrow) == 2 and narrow[0].dtype == narrow[1].dtype else node.inputs
-
-
 def _with_copies(node: Node, located: Sequence[Located | None]) -> list[Located]:
     """The operands, those that are None as copies with batch axes first and contracted ones last, in the order in which
     the other operand steps along them."""
@@ -92,23 +89,13 @@ def _with_copies(node: Node, located: Sequence[Located | None]) -> list[Located]
     order = list(range(len(contracted[0])))
     for found, axes in zip(located, contracted, strict=True):
         if found is not None:
-            order = _falling(found, axes)
+            order = falling(found, axes)
     sides: list[Located] = []
     for k, found in enumerate(located):
         if found is None:
             found = _copy_of(node.inputs[k], node.attributes["batch"][k], [contracted[k][i] for i in order])
         sides.append(found)
     return sides
-
-
-def _falling(located: Located, contracted: Sequence[int]) -> list[int]:
-    """The order of the contracted pairs by falling step."""
-
-    def step(k: int) -> int:
-        loops = located.loops[contracted[k]]
-        return -(loops[-1][1] if loops else 0)
-
-    return sorted(range(len(contracted)), key=step)
 
 
 def _copy_of(operand: Node, batch: Sequence[int], contracted: Sequence[int]) -> Located:
@@ -121,7 +108,7 @@ def _copy_of(operand: Node, batch: Sequence[int], contracted: Sequence[int]) -> 
 def _product(node: Node, sides: Sequence[Located], out: Storage) -> Product | None:
     """The launch, or None where an operand has no matrix form."""
     batch, contracted = node.attributes["batch"], node.attributes["contracted"]
-    order = _falling(sides[0] if sides[0].place is not None else sides[1], contracted[0 if sides[0].place is not None else 1])
+    order = falling(sides[0] if sides[0].place is not None else sides[1], contracted[0 if sides[0].place is not None else 1])
     inner = [join([loop for k in order for loop in side.loops[axes[k]]]) for side, axes in zip(sides, contracted, strict=True)]
     if any(len(loops) > 1 for loops in inner):
         return None
@@ -147,7 +134,7 @@ def _product(node: Node, sides: Sequence[Located], out: Storage) -> Product | No
             side.place or Place(-1),
             step,
             inner_step,
-            _starts([*(side.loops[i] for i in axes), *_entries(entries)]),
+            starts_of([*(side.loops[i] for i in axes), *_entries(entries)]),
         )
         for side, axes, step, inner_step, entries in (
             (sides[0], batch[0], m.step, a_inner, [(m.entries, True), (n.entries, False)]),
@@ -157,7 +144,7 @@ def _product(node: Node, sides: Sequence[Located], out: Storage) -> Product | No
     b = Matrix(b.place, b.column, b.row, b.starts)
     of_batch: list[Loops] = [[(n, step)] if n > 1 else [] for n, step in zip(node.shape[:shared], out.strides, strict=False)]
     of_entries: list[Loops] = [[(size, step)] for size, _, step in (*m.entries, *n.entries)]
-    starts = _starts([*of_batch, *of_entries])
+    starts = starts_of([*of_batch, *of_entries])
     dtype = narrow_operands(node)[0].dtype
     result = None if node.dtype == dtype else node.dtype
     if turned:
@@ -226,20 +213,3 @@ def fits_product(node: Node, strides: Sequence[int]) -> bool:
     batch, contracted = node.attributes["batch"], node.attributes["contracted"]
     sides = [_copy_of(x, batch[k], contracted[k]) for k, x in enumerate(node.inputs)]
     return _product(node, sides, Storage(Place(-1), tuple(strides), 1)) is not None
-
-
-def join(loops: Loops) -> Loops:
-    """Neighbouring loops along which the memory steps evenly as one."""
-    made: Loops = []
-    for size, step in loops:
-        if made and made[-1][1] == step * size:
-            made[-1] = (made[-1][0] * size, step)
-        else:
-            made.append((size, step))
-    return made
-
-
-def _starts(axes: Sequence[Loops]) -> tuple[int, ...]:
-    """The offset of every batch entry, row-major over the batch axes."""
-    loops = [loop for axis in axes for loop in axis]
-    return tuple(sum(parts) for parts in cartesian(*([step * i for i in range(size)] for size, step in loops)))
