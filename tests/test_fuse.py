@@ -272,3 +272,19 @@ def test_an_operand_that_no_strides_express_is_copied() -> None:
     graph.outputs["y"] = graph.add("contract", (scrambled, w), {"batch": ((), ()), "contracted": ((0,), (0,))})
     made = check(graph, {"x": RNG.normal(size=(6, 4)), "w": RNG.normal(size=(3, 5))})
     assert kinds(made)[-1] == "Product"
+
+
+def test_a_convolution_copies_no_windows() -> None:
+    """Forward, both gradients: no value is larger than the padded image, but the parts of the weight's gradient."""
+    graph = Graph("convolution")
+    values = {"x": RNG.normal(size=(4, 3, 18, 18)), "w": RNG.normal(size=(5, 3, 3, 3))}
+    x, w = (field(graph, name, value) for name, value in values.items())
+    windows = graph.add("windows", (x,), {"sizes": (3, 3), "strides": (1, 1), "dilations": (1, 1)})
+    y = graph.add("contract", (w, windows), {"batch": ((), ()), "contracted": ((1, 2, 3), (1, 4, 5))})
+    graph.outputs["loss"] = graph.add("sum", (y * y,), {"axes": (0, 1, 2, 3)})
+    graph = simplify(differentiate(graph, {"loss": ("number", 1.0)}, {"x": x, "w": w}))
+    made = check(graph, values)
+    largest = 5 * 4 * 20 * 20 * 4
+    assert max(buffer.size_bytes for buffer in made.buffers if buffer.kind == "arena") <= largest
+    weights = [p for p in made.launches if isinstance(p, Product) and p.m * p.n == 5 * 27 and len(p.c.starts) > 1]
+    assert [len(p.c.starts) for p in weights] == [4]

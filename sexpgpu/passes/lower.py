@@ -1,6 +1,6 @@
 """Lowering of a flat graph: what would take a pass over memory of its own becomes part of another kernel.
 
-Each rule keeps the meaning; the last four may change the order or the rounding of a float operation, or the sign of 0:
+Each rule keeps the meaning; the last five may change the order or the rounding of a float operation, or the sign of 0:
   bf16 or f16 read as f32                a view, moved to where it is read; cast back, the number itself
   f32 rounded to bf16, kept as f32       a cast to bf16, read as f32
   a product of bf16, cast to bf16        one that rounds its sums
@@ -9,6 +9,7 @@ Each rule keeps the meaning; the last four may change the order or the rounding 
   gather-add of one element a row to 0   a comparison with the element's number
   y + scatter-add of u to 0              scatter-add of u to y, in place
   sums of neighbouring parts, padded with 0                                       their join
+  a product of windows with few results over many steps   a sum of products over parts of them
   overlapping windows of a product, added                                         a product of windows (convolve.py)
   exp(x), computed again for a backward pass that keeps p = exp(x) / Σ exp(x)     p · Σ exp(x)
 """
@@ -23,7 +24,7 @@ from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.types import FLOATS, TensorType
 from sexpgpu.ops.table import OPS
 from sexpgpu.passes.access import VIEWS
-from sexpgpu.passes.convolve import overlap_of_product
+from sexpgpu.passes.convolve import overlap_of_product, parts_of_product
 from sexpgpu.passes.inline import Flat
 
 # A gather moves below a pointwise operation only where it picks less than one element of this many.
@@ -295,6 +296,7 @@ _RULES: dict[str, Callable[[Lowerer, Node, tuple[Node, ...]], Node | None]] = {
     "broadcast": _move,
     "cast": _cast,
     "concat": _move,
+    "contract": parts_of_product,
     "exp": _exp,
     "flip": _move,
     "gather": _gather,

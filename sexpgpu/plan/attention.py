@@ -9,7 +9,7 @@ from sexpgpu.ir.graph import Node
 from sexpgpu.passes.access import contiguous
 from sexpgpu.passes.attention import AttentionBody
 from sexpgpu.plan.kernel import Access, Attention
-from sexpgpu.plan.products import Located, Loops, join
+from sexpgpu.plan.located import Located, Loops, join
 from sexpgpu.plan.trace import Storage
 
 if TYPE_CHECKING:
