@@ -178,6 +178,7 @@ ELSEWHERE = {
     "random": "test_randomness",
     "region": "test_differentiate",
     "get": "test_differentiate",
+    "scan": "test_scan",
     "constant": "test_operations.test_fills",
     "iota": "test_operations.test_fills",
 }

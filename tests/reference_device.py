@@ -68,7 +68,7 @@ class ReferenceExecutable:
                 replace[node] = renamed.clone(node, [replace[i] for i in node.inputs])
         renamed.outputs = {name: replace[node] for name, node in self.graph.outputs.items()}
         self.made = evaluate_graph(
-            renamed, inputs, hosts, wide=False, draw=lambda node: uniform_draw(node, self.seed, counter)
+            renamed, inputs, hosts, wide=False, draw=lambda node, scan: uniform_draw(node, scan, self.seed, counter)
         )
         for name, value in self.made.items():
             if name in self.bound:

@@ -26,6 +26,7 @@ ELSEWHERE = {
     *"random random-bernoulli random-normal random-uniform dropout".split(),  # draws
     *"batchnorm buffer real-rows update".split(),  # test_buffers.py
     *"decays? probe weighted".split(),  # what surrounds a value
+    "scan",  # test_scan
 }
 # Functions of the prelude that are parts of others.
 PARTS = {

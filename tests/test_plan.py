@@ -36,7 +36,7 @@ def check(graph: Graph, values: dict[str, np.ndarray], **options: bool) -> Plan:
 
 def no_overlap(made: Plan) -> None:
     """An independent look at lives: no two arena buffers that share bytes are in use at the same time."""
-    from sexpgpu.plan.buffers import places_of
+    from sexpgpu.plan.kernel import places_of
 
     lives: dict[int, list[int]] = {}
     for moment, launch in enumerate(made.launches):

@@ -20,9 +20,9 @@ from sexpgpu.randomness import key_of, uniform_f32, words_of
 TOLERANCE = 1e-4
 
 
-def draw(node: Node) -> np.ndarray:
+def draw(node: Node, scan: int) -> np.ndarray:
     key = key_of(0, node.attributes["path"], node.attributes["ordinal"])
-    return uniform_f32(words_of(key, node.tensor.elements, 0, 0, 0))[: node.tensor.elements].reshape(node.shape)
+    return uniform_f32(words_of(key, node.tensor.elements, scan, 0, 0))[: node.tensor.elements].reshape(node.shape)
 
 
 def agrees(graph: Graph, seed: int, keep_values: bool) -> None:

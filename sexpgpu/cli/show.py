@@ -11,7 +11,7 @@ from sexpgpu.lang.program import Program
 from sexpgpu.passes.experiment import Experiment
 from sexpgpu.passes.pipeline import evaluation_graphs, training_graph, update_graph
 from sexpgpu.plan.build import bound_outputs, plan
-from sexpgpu.plan.kernel import Attention, Generated, Indexed
+from sexpgpu.plan.kernel import Attention, Generated, Indexed, flattened
 from sexpgpu.plan.report import describe
 from sexpgpu.train.identity import graph_text
 from sexpgpu.train.launch import Request, early_settings, read_experiment, read_program
@@ -76,7 +76,7 @@ def _kernels(experiment: Experiment) -> str:
 
     sources: dict[str, None] = {}
     for graph in lowered_graphs(experiment).values():
-        for launch in plan(graph).launches:
+        for launch in flattened(plan(graph).launches):
             if isinstance(launch, Generated):
                 sources.setdefault(emit(launch.program))
             elif isinstance(launch, Indexed):

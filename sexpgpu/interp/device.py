@@ -21,7 +21,7 @@ from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.types import SIZES, TensorType
 from sexpgpu.ops.pointwise import numpy_dtype
 from sexpgpu.plan.build import bound_outputs, plan
-from sexpgpu.plan.kernel import Generated, Plan, Product
+from sexpgpu.plan.kernel import Generated, Plan, Product, flattened
 from sexpgpu.plan.lifetime import aligned
 from sexpgpu.plan.work import Work, works_of
 from sexpgpu.settings import Settings
@@ -165,11 +165,12 @@ class CpuDevice:
         return CpuExecutable(graph, made, loaded, self._lowering(graph, made, base), self._calls)
 
     def _lowering(self, graph: Graph, made: Plan, base: int) -> Lowering:
-        launches = [launch for launch in made.launches if isinstance(launch, Product)]
-        fused = sum(isinstance(x, Generated) and _computes(x) > 1 for x in made.launches)
+        every = list(flattened(made.launches))
+        launches = [launch for launch in every if isinstance(launch, Product)]
+        fused = sum(isinstance(x, Generated) and _computes(x) > 1 for x in every)
         return Lowering(
             nodes=len(graph.nodes),
-            kernels=len(made.launches) - len(launches),
+            kernels=len(every) - len(launches),
             fused=fused,
             products=len(launches),
             arena_bytes=base + made.arena_bytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from sexpgpu.interp.sums import Sums
 from sexpgpu.interp.tape import Record, Tape, Workers, aligned, record_tape
 from sexpgpu.ir.host import evaluate
 from sexpgpu.ops.pointwise import numpy_dtype
-from sexpgpu.plan.kernel import Attention, Generated, Indexed, Launch, Place, Plan
+from sexpgpu.plan.kernel import Attention, Generated, Indexed, Kernel, Launch, Loop, Place, Plan, flattened
 from sexpgpu.randomness import key_of
 
 if TYPE_CHECKING:
@@ -103,8 +103,12 @@ class _Memory:
     """Every buffer of a plan: the runtime's are there at once, externals when bound, the arena's at the first call."""
 
     arrays: list[Array | None]
+    # Where the windows of loops are at the moment.
+    windows: dict[int, int] = field(default_factory=dict)
 
     def address(self, place: Place) -> int:
+        if place.buffer in self.windows:
+            return self.windows[place.buffer] + place.offset
         array = self.arrays[place.buffer]
         assert array is not None, place
         return int(array.ctypes.data) + place.offset
@@ -136,7 +140,7 @@ class Executable:
         self._base_bytes = base_bytes
         self._arena: Array | None = None
         self.engine = engine
-        wanted = [_wanted(launch, engine.blas) for launch in plan.launches]
+        wanted = [_wanted(launch, engine.blas) for launch in flattened(plan.launches)]
         self.kernels = load_kernels(dict(wanted), engine.cache, engine.threads)
         self._functions = [self.kernels.addresses[text] for text, _ in wanted]
         engine.reserve(base_bytes + plan.arena_bytes)
@@ -153,6 +157,8 @@ class Executable:
             return None
         memory = aligned(buffer.size_bytes)
         memory[:] = 0
+        if buffer.name == "runtime:positions":
+            memory.view(np.uint32)[:] = np.arange(buffer.size_bytes // 4)
         return memory
 
     def _view(self, place: Place, dtype: Any, count: int) -> Array:
@@ -223,12 +229,28 @@ class Executable:
             if buffer.kind == "arena":
                 self._memory.arrays[number] = values[buffer.offset : buffer.offset + buffer.size_bytes]
         self._tables = []
-        made = [self._record_of(*pair) for pair in zip(self.plan.launches, self._functions)]
+        made = list(self._records(self.plan.launches, 0))
         # A launch of nothing has no record on the tape.
-        self._launches = np.array([n for n, (record, _) in enumerate(made) if record.units > 0], np.int64)
-        return record_tape([record for record, _ in made], max((scratch for _, scratch in made), default=0))
+        self._launches = np.array([n for n, record, _ in made if record.units > 0], np.int64)
+        return record_tape([record for _, record, _ in made], max((scratch for _, _, scratch in made), default=0))
 
-    def _record_of(self, launch: Launch, function: int) -> tuple[Record, int]:
+    def _records(self, launches: Iterable[Launch], number: int) -> Iterator[tuple[int, Record, int]]:
+        """The records of launches, those of loops once for every iteration: the launch's number, the first of them having
+        `number`, its record and scratch."""
+        for launch in launches:
+            if not isinstance(launch, Loop):
+                yield number, *self._record_of(launch, self._functions[number])
+                number += 1
+                continue
+            for position in reversed(range(launch.length)) if launch.reverse else range(launch.length):
+                for window in launch.windows:
+                    part = position + window.shift
+                    part = part % window.period if window.period else part
+                    self._memory.windows[window.buffer] = self._memory.address(window.base) + part * window.step
+                yield from self._records(launch.launches, number)
+            number += sum(1 for _ in flattened(launch.launches))
+
+    def _record_of(self, launch: Kernel, function: int) -> tuple[Record, int]:
         """A launch's record, and the scratch that it needs."""
         address = self._memory.address
         if isinstance(launch, Generated):
@@ -249,7 +271,7 @@ class Executable:
         return Record(function, np.array(arguments, np.int64), units, per_block), scratch
 
 
-def _wanted(launch: Launch, blas: Blas | None) -> tuple[str, Callable[[], str]]:
+def _wanted(launch: Kernel, blas: Blas | None) -> tuple[str, Callable[[], str]]:
     """The text that says a launch's kernel, and the call that writes its source."""
     if isinstance(launch, Generated):
         return repr(launch.program), partial(emit, launch.program)

@@ -11,11 +11,12 @@ from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.host import evaluate as evaluate_host
 from sexpgpu.ir.types import FLOATS
 from sexpgpu.ops.pointwise import numpy_dtype
+from sexpgpu.ops.scan import positions
 from sexpgpu.ops.table import OPS
 
 Array = np.ndarray[Any, Any]
-# Gives the uniform field of a `random` node.
-Draw = Callable[[Node], Array]
+# Gives the uniform field of a `random` node at an index of a scan (0 outside).
+Draw = Callable[[Node, int], Array]
 
 
 def evaluate_graph(
@@ -49,6 +50,8 @@ class _Meaning:
         self.hosts = hosts
         self.wide = wide
         self.draw = draw
+        # The word `scan` of a draw's counter.
+        self.position = 0
 
     def nodes(self, graph: Graph, arguments: Sequence[Any]) -> dict[Node, Any]:
         values: dict[Node, Any] = dict(zip(graph.inputs, map(self._given, graph.inputs, arguments), strict=True))
@@ -71,12 +74,14 @@ class _Meaning:
             return np.asarray(evaluate_host(node.attributes["expression"], self.hosts), self._dtype("f32"))
         if node.op == "random":
             assert self.draw is not None, "a graph with random fields needs `draw`"
-            return self.draw(node)
+            return self.draw(node, self.position)
         if node.op == "region":
             body = node.attributes["body"]
             values = self.nodes(body, operands)
             made = [values[output] for output in body.outputs.values()]
             return made[0] if len(made) == 1 else made
+        if node.op == "scan":
+            return self._scan(node, operands)
         if node.op == "get":
             return operands[0][node.attributes["index"]]
         if node.op == "constant":
@@ -85,3 +90,17 @@ class _Meaning:
             return np.asarray(operands[0], np.float64)
         made = OPS[node.op].run(*operands, **node.attributes)
         return np.asarray(made, self._dtype(node.dtype))
+
+    def _scan(self, node: Node, operands: list[Any]) -> list[Any]:
+        body, carries, scanned = (node.attributes[name] for name in ("body", "carries", "scanned"))
+        carried, xs, constants = operands[:carries], operands[carries : carries + scanned], operands[carries + scanned :]
+        outputs, before = list(body.outputs.values()), self.position
+        stacked = [np.zeros((node.attributes["length"], *n.shape), self._dtype(n.dtype)) for n in outputs[carries:]]
+        for t in positions(node):
+            self.position = before * node.attributes["length"] + t
+            values = self.nodes(body, [*carried, *(x[t] for x in xs), *constants])
+            carried = [values[output] for output in outputs[:carries]]
+            for whole, output in zip(stacked, outputs[carries:], strict=True):
+                whole[t] = values[output]
+        self.position = before
+        return [*carried, *stacked]

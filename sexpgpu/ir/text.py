@@ -22,6 +22,8 @@ from typing import Any
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.types import NodeType, TensorType
 
+# A body is the last attribute.
+_BODY = re.compile(r"(.*?) ?body=(@\S+)")
 _LINE = re.compile(r"  %(\d+) = (\w+)\(([^)]*)\) ?(.*) : [^:]*\Z")
 
 
@@ -90,8 +92,9 @@ def _read_node(graph: Graph, line: str, number: int, bodies: dict[str, Graph]) -
 
 
 def _read_attributes(text: str, bodies: dict[str, Graph]) -> dict[str, Any]:
-    if text.startswith("body=@"):
-        return {"body": bodies[text[5:]]}
+    found = _BODY.fullmatch(text)
+    if found is not None:
+        return {**_read_attributes(found[1], bodies), "body": bodies[found[2]]}
     call = ast.parse(f"f({_separated(text)})", mode="eval").body
     assert isinstance(call, ast.Call)
     return {keyword.arg or "": _value(keyword.value) for keyword in call.keywords}

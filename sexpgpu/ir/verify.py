@@ -15,7 +15,7 @@ def verify(graph: Graph) -> Graph:
             assert operand.graph is graph and operand.index < place, (node, operand)
         inferred = OPS[node.op].infer(*[i.type for i in node.inputs], **node.attributes)
         assert inferred == node.type, (node, inferred)
-        if node.op == "region":
+        if "body" in node.attributes:
             verify(node.attributes["body"])
     names = [(n.attributes["kind"], n.attributes["name"]) for n in graph.inputs]
     assert len(set(names)) == len(names), names

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from sexpgpu.ops import indexing, movement, pointwise, product, reduction, region, windows
+from sexpgpu.ops import indexing, movement, pointwise, product, reduction, region, scan, windows
 from sexpgpu.ops.record import Op
 
-OPS: dict[str, Op] = {
-    op.name: op for module in (region, pointwise, movement, reduction, product, windows, indexing) for op in module.records()
-}
+_MODULES = (region, pointwise, movement, reduction, product, windows, indexing, scan)
+OPS: dict[str, Op] = {op.name: op for module in _MODULES for op in module.records()}

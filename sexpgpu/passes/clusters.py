@@ -14,7 +14,7 @@ LEAVES = frozenset(("constant", "iota", "random"))
 # Operations that only another kernel of their own computes; their operands are in memory. A region that is there still
 # is lowered natively, `get` is one of its further results.
 HEAVY = frozenset(
-    "contract take scatter_add gather gather_add argsort cumsum concat pad overlap_add region get".split()
+    "contract take scatter_add gather gather_add argsort cumsum concat pad overlap_add region get scan".split()
 )
 
 # When something runs: after the node of this number, as put there by a later node.

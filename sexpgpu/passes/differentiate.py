@@ -7,16 +7,27 @@ products and their operands, outputs) are saved; everything else is computed aga
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sexpgpu.ir.graph import Graph, Node, copy_into
+from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.host import Expression
-from sexpgpu.ir.types import FLOATS, TensorType
+from sexpgpu.ir.types import TensorType
 from sexpgpu.ops.table import OPS
+from sexpgpu.passes.active import (
+    NESTED,
+    active_nodes,
+    add_seed,
+    dependent_nodes,
+    first_reached,
+    is_float,
+    materialised,
+    reached,
+    with_outputs,
+)
 from sexpgpu.passes.attention import attention_derivative
-
-_VIEWS = ("reshape", "permute", "broadcast", "slice", "flip", "windows")
+from sexpgpu.passes.scan_derivative import BackwardScan, differentiate_scan
 
 
 def differentiate(graph: Graph, seeds: Mapping[str, Expression], targets: Mapping[str, Node]) -> Graph:
@@ -27,39 +38,17 @@ def differentiate(graph: Graph, seeds: Mapping[str, Expression], targets: Mappin
              depend on it)
     """
     made = Graph(graph.name)
-    active = _active(graph, [graph.outputs[name] for name in seeds], targets.values())
-    replace, regions = _forward(graph, made, active)
+    active = active_nodes([graph.outputs[name] for name in seeds], dependent_nodes(graph, targets.values()))
+    replace, derived = _extend(graph, made, active)
     cotangents: dict[Node, Node] = {}
     for name, expression in seeds.items():
         _accumulate(cotangents, replace[graph.outputs[name]], made.add("host", (), {"expression": expression}))
-    reverse(made, cotangents, {replace[node] for node in active if node in replace}, regions)
+    reverse(made, cotangents, {replace[node] for node in active}, derived)
     made.outputs = {name: replace[node] for name, node in graph.outputs.items()}
     for name, node in targets.items():
         gradient = cotangents.get(replace[node])
         made.outputs[f"gradient:{name}"] = gradient or made.constant(0.0, node.dtype, node.shape)
     return made
-
-
-def _is_float(node: Node) -> bool:
-    return isinstance(node.type, TensorType) and node.type.dtype in FLOATS
-
-
-def _active(graph: Graph, roots: Iterable[Node], targets: Iterable[Node]) -> set[Node]:
-    """The nodes through which a gradient flows: they depend on a target and a root depends on them."""
-    depends = set(targets)
-    for node in graph.nodes:
-        if OPS[node.op].vjp is None and node.op not in ("region", "get"):
-            continue
-        if any(i in depends for i in node.inputs) and (node.op == "region" or _is_float(node)):
-            depends.add(node)
-    active: set[Node] = set()
-    pending = [root for root in roots if root in depends]
-    while pending:
-        node = pending.pop()
-        if node not in active:
-            active.add(node)
-            pending.extend(i for i in node.inputs if i in depends)
-    return active
 
 
 @dataclass(frozen=True)
@@ -80,36 +69,55 @@ class BackwardRegion:
     given: tuple[int, ...]
     saved: int
 
+    def reverse(self, node: Node, given: Mapping[int, Node]) -> dict[int, Node]:
+        """Appends the backward region of a forward region; gives the gradients by operand."""
+        graph = node.graph
+        own = len(self.forward.outputs) - self.saved
+        outputs = [node.type] if isinstance(node.type, TensorType) else list(node.type)
+        seeds = [given.get(k) or graph.constant(0.0, outputs[k].dtype, outputs[k].shape) for k in self.given]
+        saved = [graph.add("get", (node,), {"index": own + k}) for k in range(self.saved)]
+        made = graph.add("region", [*(node.inputs[k] for k in self.kept), *saved, *seeds], {"body": self.backward})
+        if len(self.wanted) == 1:
+            return {self.wanted[0]: made}
+        return {argument: graph.add("get", (made,), {"index": k}) for k, argument in enumerate(self.wanted)}
 
-def _forward(graph: Graph, made: Graph, active: set[Node]) -> tuple[dict[Node, Node], dict[Node, BackwardRegion]]:
-    """Copies the forward nodes; active regions give their saved values too."""
+
+Backward = BackwardRegion | BackwardScan
+
+
+def _extend(graph: Graph, made: Graph, active: set[Node]) -> tuple[dict[Node, Node], dict[Node, Backward]]:
+    """Copies the forward nodes; active regions and scans give their saved values too."""
     replace: dict[Node, Node] = {}
-    regions: dict[Node, BackwardRegion] = {}
-    cache: dict[tuple[int, tuple[int, ...], tuple[int, ...]], BackwardRegion] = {}
+    derived: dict[Node, Backward] = {}
+    cache: dict[tuple[Any, ...], Backward] = {}
     given = _given_outputs(graph, active)
     for node in graph.nodes:
         inputs = [replace[i] for i in node.inputs]
-        if node.op != "region" or node not in active:
+        if node.op not in NESTED or node not in active:
             replace[node] = made.clone(node, inputs)
             continue
-        body = node.attributes["body"]
         wanted = tuple(k for k, i in enumerate(node.inputs) if i in active)
-        key = (id(body), wanted, given[node])
+        attributes = {name: value for name, value in node.attributes.items() if name != "body"}
+        key = (id(node.attributes["body"]), *attributes.values(), wanted, given[node])
         if key not in cache:
-            cache[key] = _own_derivative(body) or differentiate_body(body, wanted, given[node])
+            if node.op == "scan":
+                cache[key] = differentiate_scan(node, wanted, given[node], _extend, reverse)
+            else:
+                body = node.attributes["body"]
+                cache[key] = _own_derivative(body) or differentiate_body(body, wanted, given[node])
         with made.like(node):
-            extended = made.add("region", inputs, {"body": cache[key].forward})
+            extended = made.add(node.op, inputs, {**attributes, "body": cache[key].forward})
             single = isinstance(node.type, TensorType) and not isinstance(extended.type, TensorType)
             replace[node] = made.add("get", (extended,), {"index": 0}) if single else extended
-        regions[extended] = cache[key]
-    return replace, regions
+        derived[extended] = cache[key]
+    return replace, derived
 
 
 def _given_outputs(graph: Graph, active: set[Node]) -> dict[Node, tuple[int, ...]]:
     """For every active region the outputs that get a cotangent."""
     given: dict[Node, set[int]] = {}
     for node in graph.nodes:
-        if node in active and node.op == "region" and isinstance(node.type, TensorType):
+        if node in active and node.op in NESTED and isinstance(node.type, TensorType):
             given[node] = {0}
         elif node in active and node.op == "get":
             given.setdefault(node.inputs[0], set()).add(node.attributes["index"])
@@ -122,94 +130,44 @@ def _own_derivative(body: Graph) -> BackwardRegion | None:
     if made is None:
         return None
     forward, backward = made
-    wanted = tuple(k for k, node in enumerate(body.inputs) if _is_float(node))
+    wanted = tuple(k for k, node in enumerate(body.inputs) if is_float(node))
     return BackwardRegion(forward, backward, tuple(range(len(body.inputs))), wanted, (0,), 2)
 
 
 def _reverse_towards(graph: Graph, cotangents: dict[Node, Node], targets: list[Node]) -> None:
-    reverse(graph, cotangents, _active(graph, list(cotangents), targets), {})
+    reverse(graph, cotangents, active_nodes(list(cotangents), dependent_nodes(graph, targets)), {})
 
 
 def differentiate_body(body: Graph, wanted: Sequence[int], given: Sequence[int]) -> BackwardRegion:
     """Splits a body's reverse pass into what the forward region saves and the backward region's own body."""
     work = Graph(body.name)
-    replace: dict[Node, Node] = {}
-    copy_into(work, body, replace)
-    arguments = [replace[node] for node in body.inputs]
-    outputs = [replace[node] for node in body.outputs.values()]
+    results, inputs = list(body.outputs.values()), body.inputs
+    active = active_nodes([results[k] for k in given], dependent_nodes(body, [inputs[k] for k in wanted]))
+    replace, derived = _extend(body, work, active)
+    arguments = [replace[node] for node in inputs]
+    outputs = [replace[node] for node in results]
     forward_count = len(work.nodes)
     seeds: dict[Node, Node] = {}
     seed_nodes: list[Node] = []
     for k in given:
-        attributes = {"kind": "argument", "name": f"d{k}", "dtype": outputs[k].dtype, "shape": outputs[k].shape}
-        seed = work.add("input", (), attributes)
+        seed = add_seed(work, k, outputs[k].tensor)
         seed_nodes.append(seed)
         seeds[outputs[k]] = seeds[outputs[k]] + seed if outputs[k] in seeds else seed
     targets = [arguments[k] for k in wanted]
-    reverse(work, seeds, _active(work, [outputs[k] for k in given], targets), {})
+    reverse(work, seeds, {replace[node] for node in active}, derived)
     gradients = [seeds.get(t) or work.constant(0.0, t.dtype, t.shape) for t in targets]
-    saved = _saved_values(work, gradients, forward_count, set(outputs))
-    forward = _with_outputs(body, replace, saved)
+    stops = materialised(work, forward_count, {n for n in outputs if n.op not in ("input", "constant", "iota")})
+    saved = sorted(first_reached(gradients, forward_count, stops), key=lambda n: n.index)
+    forward = with_outputs(body, work, forward_count, outputs, saved)
     backward, kept = _backward_body(work, arguments, saved, seed_nodes, gradients)
     return BackwardRegion(forward, backward, kept, tuple(wanted), tuple(given), len(saved))
-
-
-def _saved_values(work: Graph, gradients: Sequence[Node], forward_count: int, outputs: set[Node]) -> list[Node]:
-    """The materialised forward values that the backward nodes reach first, in order."""
-    materialised = set(outputs)
-    for node in work.nodes[:forward_count]:
-        if OPS[node.op].kind not in ("pointwise", "view", "input"):
-            materialised.add(node)
-        if node.op == "contract":
-            materialised.update(_base(i) for i in node.inputs)
-    materialised = {n for n in materialised if n.op not in ("input", "constant", "iota")}
-    saved: set[Node] = set()
-    seen: set[Node] = set()
-    pending = list(gradients)
-    while pending:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.index < forward_count and node in materialised:
-            saved.add(node)
-        else:
-            pending.extend(node.inputs)
-    return sorted(saved, key=lambda n: n.index)
-
-
-def _base(node: Node) -> Node:
-    while node.op in _VIEWS:
-        node = node.inputs[0]
-    return node
-
-
-def _with_outputs(body: Graph, replace: Mapping[Node, Node], saved: Sequence[Node]) -> Graph:
-    """The body with the saved values as outputs `saved0`, `saved1`, … after its own."""
-    if not saved:
-        return body
-    forward = Graph(body.name)
-    copies: dict[Node, Node] = {}
-    copy_into(forward, body, copies)
-    back = {work: copies[node] for node, work in replace.items()}
-    forward.outputs = {name: copies[node] for name, node in body.outputs.items()}
-    forward.outputs |= {f"saved{k}": back[node] for k, node in enumerate(saved)}
-    return forward
 
 
 def _backward_body(
     work: Graph, arguments: Sequence[Node], saved: Sequence[Node], seeds: Sequence[Node], gradients: Sequence[Node]
 ) -> tuple[Graph, tuple[int, ...]]:
     """The body of the backward region: what the gradients need, with arguments, saved values and cotangents as inputs."""
-    needed: set[Node] = set()
-    stop = set(saved)
-    pending = list(gradients)
-    while pending:
-        node = pending.pop()
-        if node not in needed:
-            needed.add(node)
-            if node not in stop:
-                pending.extend(node.inputs)
+    needed = reached(gradients, set(saved))
     kept = tuple(k for k, argument in enumerate(arguments) if argument in needed)
     backward = Graph(f"{work.name}-backward")
     copies: dict[Node, Node] = {}
@@ -225,17 +183,19 @@ def _backward_body(
 
 
 def reverse(
-    graph: Graph, cotangents: dict[Node, Node], active: set[Node], regions: Mapping[Node, BackwardRegion]
+    graph: Graph, cotangents: dict[Node, Node], active: set[Node], derived: Mapping[Node, Backward]
 ) -> None:
     """Appends the reverse pass over the nodes that are there now; `cotangents` is extended node by node.
 
-    A region's cotangents are kept by output in `parts` until the region itself is reached.
+    The cotangents of a region or scan are kept by output in `parts` until the node itself is reached.
     """
     parts: dict[Node, dict[int, Node]] = {}
     for node in graph.nodes[::-1]:
-        if node in regions:
+        if node in derived:
+            given = {0: cotangents[node]} if node in cotangents else parts.pop(node, {})
             with graph.like(node):
-                _reverse_region(graph, node, regions[node], parts.pop(node, {}), cotangents)
+                for operand, gradient in derived[node].reverse(node, given).items() if given else ():
+                    _accumulate(cotangents, node.inputs[operand], gradient)
             continue
         dy = cotangents.get(node)
         if dy is None:
@@ -255,20 +215,3 @@ def reverse(
 def _accumulate(cotangents: dict[Node, Node], node: Node, contribution: Node) -> None:
     before = cotangents.get(node)
     cotangents[node] = contribution if before is None else before + contribution
-
-
-def _reverse_region(
-    graph: Graph, node: Node, region: BackwardRegion, parts: dict[int, Node], cotangents: dict[Node, Node]
-) -> None:
-    """Adds the backward region of one forward region and hands its gradients to the inputs."""
-    own = len(region.forward.outputs) - region.saved
-    outputs = [node.type] if isinstance(node.type, TensorType) else list(node.type)
-    given = {0: cotangents[node]} if node in cotangents else parts
-    if not given:
-        return
-    seeds = [given.get(k) or graph.constant(0.0, outputs[k].dtype, outputs[k].shape) for k in region.given]
-    saved = [graph.add("get", (node,), {"index": own + k}) for k in range(region.saved)]
-    made = graph.add("region", [*(node.inputs[k] for k in region.kept), *saved, *seeds], {"body": region.backward})
-    for k, argument in enumerate(region.wanted):
-        gradient = made if len(region.wanted) == 1 else graph.add("get", (made,), {"index": k})
-        _accumulate(cotangents, node.inputs[argument], gradient)

@@ -62,6 +62,9 @@ class _Inliner:
     def _node(self, node: Node, inputs: list[Any]) -> Any:
         if node.op == "get":
             return inputs[0][node.attributes["index"]]
+        if node.op == "scan":
+            made = self._append("scan", tuple(inputs), node.attributes, node)
+            return [self._infer("get", (made,), {"index": k}, node) for k in range(len(node.attributes["body"].outputs))]
         if node.op == "region":
             return self._region(node.attributes["body"], inputs)
         if OPS[node.op].kind == "reduce":

@@ -21,7 +21,7 @@ from math import inf
 from typing import Any
 
 from sexpgpu.ir.graph import Graph, Node
-from sexpgpu.ir.types import FLOATS, TensorType
+from sexpgpu.ir.types import FLOATS, NodeType, TensorType
 from sexpgpu.ops.table import OPS
 from sexpgpu.passes.access import VIEWS
 from sexpgpu.passes.convolve import overlap_of_product, parts_of_product
@@ -70,9 +70,9 @@ class Lowerer:
             found = rule(self, node, inputs)
             if found is not None:
                 return found
-        return self._put(node.op, inputs, node.attributes, node.tensor, node)
+        return self._put(node.op, inputs, node.attributes, node.type, node)
 
-    def _put(self, op: str, inputs: tuple[Node, ...], attributes: dict[str, Any], type_: TensorType, like: Node) -> Node:
+    def _put(self, op: str, inputs: tuple[Node, ...], attributes: dict[str, Any], type_: NodeType, like: Node) -> Node:
         made = Node(self.made, len(self.made.nodes), op, inputs, attributes, type_, like.origins)
         self.made.nodes.append(made)
         assert self.current is not None

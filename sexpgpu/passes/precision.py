@@ -20,10 +20,10 @@ DTYPES: dict[str, Literal["bf16", "f16"]] = {"bfloat16": "bf16", "float16": "f16
 # These change no element.
 MOVES = frozenset(("reshape", "permute", "broadcast", "slice", "flip", "windows", "concat", "pad"))
 _LEAVES = frozenset(("input", "constant", "iota", "random", "host"))
-# Functions and operations whose results stay f32.
-UNROUNDED = frozenset(("cast", "cross-entropy", "random-uniform", "random-normal", "random-bernoulli"))
+# Functions and operations whose results stay f32; what a scan gives, its function has rounded.
+UNROUNDED = frozenset(("cast", "cross-entropy", "random-uniform", "random-normal", "random-bernoulli", "scan"))
 # Operations that take bf16 and f16 as they are.
-_AS_THEY_ARE = MOVES | {"cast", "take", "gather", "region", "get", "stop_gradient"}
+_AS_THEY_ARE = MOVES | {"cast", "take", "gather", "region", "scan", "get", "stop_gradient"}
 _NARROW = frozenset(("bf16", "f16"))
 
 
@@ -55,7 +55,9 @@ class _Rounding:
     def __init__(self, dtype: Literal["bf16", "f16"] | None) -> None:
         self.dtype = dtype
         # Old body → new one (the old is kept so that its identity stays taken).
-        self.bodies: dict[int, tuple[Graph, Graph]] = {}
+        self.bodies: dict[tuple[int, tuple[int, ...]], tuple[Graph, Graph]] = {}
+        # Names of the inputs of the body at hand that are parameters or fields outside.
+        self.given: set[str] = set()
 
     def run(self, graph: Graph) -> Graph:
         if not any(self._concerns(node) for node in graph.nodes):
@@ -71,14 +73,21 @@ class _Rounding:
     def _concerns(self, node: Node) -> bool:
         if self.dtype is not None and (node in node.graph.results or node.op == "contract"):
             return True
-        if node.op == "region":
-            return self._body(node.attributes["body"]) is not node.attributes["body"]
+        if "body" in node.attributes:
+            return self._body(node) is not node.attributes["body"]
         return node.op not in _AS_THEY_ARE and any(_is_narrow(i) for i in node.inputs)
 
-    def _body(self, body: Graph) -> Graph:
-        if id(body) not in self.bodies:
-            self.bodies[id(body)] = (body, self.run(body))
-        return self.bodies[id(body)][1]
+    def _body(self, node: Node) -> Graph:
+        body: Graph = node.attributes["body"]
+        scanned = node.op == "scan" and self.dtype == "bf16"
+        first = node.attributes.get("carries", 0)
+        given = tuple(k for k, i in enumerate(node.inputs) if scanned and k >= first and self._is_given(_unmoved(i)))
+        key = (id(body), given)
+        if key not in self.bodies:
+            before, self.given = self.given, {body.inputs[k].attributes["name"] for k in given}
+            self.bodies[key] = (body, self.run(body))
+            self.given = before
+        return self.bodies[key][1]
 
     def _node(self, made: Graph, node: Node, replace: dict[Node, Node]) -> Node:
         inputs = [replace[i] for i in node.inputs]
@@ -88,8 +97,8 @@ class _Rounding:
             return _cast(new, node.dtype) if _is_narrow(node) else new
         if node.op == "contract" and self.dtype == "bf16":
             inputs = [self._factor(i) for i in inputs]
-        if node.op == "region":
-            new = made.add("region", inputs, {"body": self._body(node.attributes["body"])})
+        if "body" in node.attributes:
+            new = made.add(node.op, inputs, {**node.attributes, "body": self._body(node)})
         else:
             new = made.clone(node, inputs)
         if self.dtype is not None and node in node.graph.results:
@@ -101,8 +110,18 @@ class _Rounding:
         if node.op in MOVES and len(node.inputs) == 1:
             inner = self._factor(node.inputs[0])
             return node if inner is node.inputs[0] else node.graph.add(node.op, (inner,), node.attributes)
-        is_given = node.op == "input" and node.attributes["kind"] in ("parameter", "field") and node.dtype == "f32"
-        return node.graph.add("round_bf16", (node,)) if is_given else node
+        return node.graph.add("round_bf16", (node,)) if self._is_given(node) else node
+
+    def _is_given(self, node: Node) -> bool:
+        if node.op != "input" or node.dtype != "f32":
+            return False
+        return node.attributes["kind"] in ("parameter", "field") or node.attributes["name"] in self.given
+
+
+def _unmoved(node: Node) -> Node:
+    while node.op in MOVES and len(node.inputs) == 1:
+        node = node.inputs[0]
+    return node
 
 
 def _is_narrow(node: Node) -> bool:

@@ -66,9 +66,9 @@ class _Simplifier:
         return _without_dead(made)
 
     def _node(self, made: Graph, node: Node, inputs: list[Node]) -> Node:
-        if node.op == "region":
+        if "body" in node.attributes:
             with made.like(node):
-                return made.add("region", inputs, {"body": self._body(node.attributes["body"])})
+                return made.add(node.op, inputs, {**node.attributes, "body": self._body(node.attributes["body"])})
         new = made.clone(node, inputs)
         with made.like(node):
             while True:

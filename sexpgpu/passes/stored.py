@@ -1,12 +1,13 @@
 """Which values of clusters go through memory.
 
 A value read outside its cluster does, unless computing it again is cheap or it would be kept from the forward to the
-backward pass.
+backward pass; or unless its readers take it apart, each its own elements: then each is computed where it is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from math import prod
 
 from sexpgpu.ir.graph import Graph, Node
@@ -18,6 +19,8 @@ CHEAP_OPERATIONS, CHEAP_LOADS = 4, 1
 AGAIN_OPERATIONS, AGAIN_LOADS = 48, 5
 # A value a row may take more operations for a reader that has this many elements a row.
 LONG_ROW, ROW_OPERATIONS = 16, 12
+# Operations and loads of a value that is computed in the kernels that take it apart.
+MOST_APART = 12
 
 
 class Storing:
@@ -33,6 +36,7 @@ class Storing:
         self.keep_values = keep_values
         self.alone = alone
         self.stored: set[Node] = set()
+        self.apart = _taken_apart(graph)
 
     def run(self) -> set[Node]:
         for node in self.graph.outputs.values():
@@ -74,6 +78,8 @@ class Storing:
         operations, loads = (AGAIN_OPERATIONS, AGAIN_LOADS) if again else (CHEAP_OPERATIONS, CHEAP_LOADS)
         if prod(self._space(reader)) >= LONG_ROW * value.tensor.elements:
             operations = max(operations, ROW_OPERATIONS)
+        if value in self.apart and not again:
+            operations, loads = MOST_APART, MOST_APART
         from_memory = None
         if not self.keep_values and not is_reduction(value):
             from_memory = self._cheap(value, operations, loads, again)
@@ -108,7 +114,7 @@ class Storing:
                 if node.op not in LEAVES and node.tensor.elements >= value.tensor.elements > 1:
                     read.add(node)
                 continue
-            if node.op in EXPENSIVE and not again:
+            if node.op in EXPENSIVE and not again and value not in self.apart:
                 return None
             operations -= 1
             pending.extend(map(base_of, node.inputs))
@@ -125,3 +131,25 @@ class Storing:
             self._demands(value, [])
             return
         self.stored.add(value)
+
+
+def _taken_apart(graph: Graph) -> set[Node]:
+    """The values of which every reader is a slice along one axis, and no two slices share an element."""
+    slices: dict[Node, list[Node]] = {}
+    others = set(graph.outputs.values())
+    for node in graph.nodes:
+        for operand in node.inputs:
+            if node.op == "slice":
+                slices.setdefault(operand, []).append(node)
+            else:
+                others.add(operand)
+    return {value for value, parts in slices.items() if value not in others and _are_apart(value, parts)}
+
+
+def _are_apart(value: Node, parts: list[Node]) -> bool:
+    cut = {i for part in parts for i, (n, whole) in enumerate(zip(part.shape, value.shape, strict=True)) if n != whole}
+    if len(cut) != 1:
+        return False
+    (axis,) = cut
+    ranges = sorted((part.attributes["starts"][axis], part.attributes["limits"][axis]) for part in parts)
+    return all(end <= start for (_, end), (start, _) in pairwise(ranges))

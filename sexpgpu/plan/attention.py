@@ -13,10 +13,10 @@ from sexpgpu.plan.located import Located, Loops, join
 from sexpgpu.plan.trace import Storage
 
 if TYPE_CHECKING:
-    from sexpgpu.plan.build import _Builder
+    from sexpgpu.plan.build import Builder
 
 
-def lower_attention(builder: _Builder, node: Node) -> None:
+def lower_attention(builder: Builder, node: Node) -> None:
     """Adds the launch of a region and says where its results are."""
     found: AttentionBody = node.attributes["attention"]
     q, k, v = node.inputs[:3]
@@ -50,7 +50,7 @@ def lower_attention(builder: _Builder, node: Node) -> None:
     )
 
 
-def _result(builder: _Builder, node: Node | None, like: Node | None = None) -> Access:
+def _result(builder: Builder, node: Node | None, like: Node | None = None) -> Access:
     """Where a result will be; one that nothing reads is like another value."""
     if node is None:
         assert like is not None
@@ -65,7 +65,7 @@ def _access(storage: Storage) -> Access:
     return Access(storage.place, storage.strides[:3])
 
 
-def _rows(builder: _Builder, operand: Node) -> Access:
+def _rows(builder: Builder, operand: Node) -> Access:
     """An operand [batch heads rows width], or [batch heads rows] of log-sum-exps, which lie row-major; else a copy."""
     found = builder.heavy.located(operand)
     strides = None if found is None else _strides(found, operand.shape)
@@ -80,7 +80,7 @@ def _fits(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return strides[3] == 1 and strides[2] >= shape[3]
 
 
-def _mask(builder: _Builder, operand: Node, shape: tuple[int, ...]) -> Access:
+def _mask(builder: Builder, operand: Node, shape: tuple[int, ...]) -> Access:
     """The mask's strides along batch, heads, rows and columns, however the body splits the heads."""
     found = builder.heavy.located(operand)
     strides = None

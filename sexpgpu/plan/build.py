@@ -50,11 +50,11 @@ def plan(
     flat = inline(graph) if keep_values else recompute(lower(inline(graph, native=native)))
     fusion = fuse(flat.graph, keep_values=keep_values)
     sources = [node.index for node in flat.sources]
-    made = _Builder(fusion, sources, aliases or {}, Buffers(keep_values, landing or {})).run()
+    made = Builder(fusion, sources, aliases or {}, Buffers(keep_values, landing or {})).run()
     return replace(made, notes=flat.notes)
 
 
-class _Builder:
+class Builder:
     def __init__(self, fusion: Fusion, sources: list[int], aliases: Mapping[str, str], buffers: Buffers) -> None:
         self.fusion = fusion
         self.graph = fusion.graph
@@ -79,6 +79,15 @@ class _Builder:
             elif given.op == "host":
                 self.buffers.host(given)
         self._claim_externals()
+        self.launch_all()
+        outputs = {name: self._output(name, node) for name, node in self.graph.outputs.items()}
+        for copied, storage in self.pending_copies:
+            self.copy(copied, storage)
+        places = {name: (storage.place, node.tensor) for name, (node, storage) in outputs.items()}
+        return self.buffers.finish(tuple(self.launches), places)
+
+    def launch_all(self) -> None:
+        """The launches of every node that has a kernel."""
         if not self.buffers.keep_values:
             for node in self.graph.nodes:
                 if node.op == "concat":
@@ -90,11 +99,6 @@ class _Builder:
                 self._cluster(item)
             else:
                 self.heavy.lower(item)
-        outputs = {name: self._output(name, node) for name, node in self.graph.outputs.items()}
-        for copied, storage in self.pending_copies:
-            self.copy(copied, storage)
-        places = {name: (storage.place, node.tensor) for name, (node, storage) in outputs.items()}
-        return self.buffers.finish(tuple(self.launches), places, self.sources)
 
     # -- outputs
 
@@ -145,11 +149,11 @@ class _Builder:
                 self.pending_copies.append((node, external))
             return node, external
         if storage is not None and node.op not in ("input", "host") and storage.strides == contiguous(node.shape):
-            self.buffers.keep(storage, len(self.launches))
+            self.buffers.keep(storage)
             return node, storage
         made = self.buffers.arena(f"output {name}", node)
         self.copy(node, made)
-        self.buffers.keep(made, len(self.launches))
+        self.buffers.keep(made)
         return node, made
 
     # -- launches
@@ -159,7 +163,6 @@ class _Builder:
         return self.buffers.result(node, None if self.buffers.keep_values else self.layouts.preferred(node))
 
     def add(self, launch: Launch) -> None:
-        self.buffers.touch(launch, len(self.launches))
         nodes = tuple(dict.fromkeys(self.sources[index] for index in launch.nodes))
         self.launches.append(replace(launch, nodes=nodes))
 

@@ -7,24 +7,25 @@ from operator import add
 from typing import TYPE_CHECKING, Any
 
 from sexpgpu.ir.graph import Node
-from sexpgpu.ir.types import FLOATS
+from sexpgpu.ir.types import FLOATS, SIZES
 from sexpgpu.ops.table import OPS
 from sexpgpu.ops.windows import overlaps
 from sexpgpu.passes.access import VIEWS, Access, NotAffine, Refine, contiguous, pull
 from sexpgpu.plan.attention import lower_attention
 from sexpgpu.plan.kernel import Indexed, Place
 from sexpgpu.plan.located import Located, join
+from sexpgpu.plan.loops import lower_scan
 from sexpgpu.plan.products import Products
 from sexpgpu.plan.trace import Root, Storage, loops_of, moved
 
 if TYPE_CHECKING:
-    from sexpgpu.plan.build import _Builder
+    from sexpgpu.plan.build import Builder
 
 
 class Heavy:
     """Lowers the nodes that need a kernel of their own kind."""
 
-    def __init__(self, builder: _Builder) -> None:
+    def __init__(self, builder: Builder) -> None:
         self.builder = builder
         self.buffers = builder.buffers
         self.outputs = set(builder.graph.outputs.values())
@@ -43,6 +44,8 @@ class Heavy:
             self._pad(node)
         elif node.op == "overlap_add":
             self._overlap_add(node)
+        elif node.op == "scan":
+            lower_scan(self.builder, node)
         elif node.op == "region":
             lower_attention(self.builder, node)
         elif node.op == "get":
@@ -76,6 +79,15 @@ class Heavy:
                 for axis, factors in enumerate(axes.factors)
             ]
             return Located(place, loops)
+
+    def stored(self, node: Node) -> Storage:
+        """The storage of a value that another graph reads, a copy where no strides express it."""
+        found = self.located(node)
+        if found is None or found.place is None or any(len(loops) > 1 for loops in found.loops):
+            return self.builder.copied(node)
+        steps = zip(node.shape, found.loops, contiguous(node.shape), strict=True)
+        strides = tuple(step if n == 1 else loops[0][1] for n, loops, step in steps)
+        return Storage(found.place, strides, SIZES[node.dtype])
 
     def _contiguous(self, node: Node) -> Place:
         """The place of a node's elements in row-major order; a copy where they do not lie so."""
@@ -154,7 +166,7 @@ class Heavy:
                 prod(table.shape[axis + 1 :]),
                 inputs,
                 out.place,
-                self.buffers.flag(node) if has_flag else None,
+                self.buffers.flag(self.builder.sources[node.index]) if has_flag else None,
                 node.attributes.get("descending", False),
                 (node.index,),
             )
@@ -165,8 +177,9 @@ class Heavy:
         """Where the sum will be, holding what is added to: the operand's own memory where nothing else reads it."""
         x = node.inputs[0]
         there = self.buffers.storage.get(x)
+        given = node in self.buffers.claimed or node in self.buffers.placed
         alone = self.readers[x] == [node] and x not in self.outputs and x.op not in ("input", "host")
-        if there is not None and alone and there.strides == contiguous(x.shape) and node not in self.buffers.claimed:
+        if there is not None and alone and there.strides == contiguous(x.shape) and not given:
             return there
         out = self.buffers.result(node)
         if there is None or there.place != out.place:

@@ -18,7 +18,7 @@ then instructions. Pointwise ones carry the IR operation's name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -196,7 +196,48 @@ class Attention:
     nodes: tuple[int, ...] = ()
 
 
-Launch = Generated | Product | Indexed | Attention
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A buffer that is a part of another, which part follows the loop: at position p the memory at base + step · (p + shift),
+    where there is a period base + step · ((p + shift) mod period)."""
+
+    buffer: int
+    base: Place
+    step: int
+    shift: int = 0
+    period: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Launches that run `length` times, at positions 0, 1, … or, in reverse, from the last one down. `windows` are the
+    buffers that follow the position; what is in `temporaries` is made and used within an iteration."""
+
+    launches: tuple[Launch, ...]
+    length: int
+    reverse: bool
+    windows: tuple[Window, ...]
+    temporaries: frozenset[int]
+    nodes: tuple[int, ...] = ()
+
+
+# What is one kernel, and what stands in a plan.
+Kernel = Generated | Product | Indexed | Attention
+Launch = Kernel | Loop
+
+
+def repeated(launches: Iterable[Launch], times: int = 1) -> Iterator[tuple[Kernel, int]]:
+    """The launches, those of loops once, and how often each runs."""
+    for launch in launches:
+        if isinstance(launch, Loop):
+            yield from repeated(launch.launches, times * launch.length)
+        else:
+            yield launch, times
+
+
+def flattened(launches: Iterable[Launch]) -> Iterator[Kernel]:
+    """The launches, those of loops once."""
+    return (launch for launch, _ in repeated(launches))
 
 
 def places_of(launch: Launch) -> Iterator[Place]:
@@ -205,6 +246,10 @@ def places_of(launch: Launch) -> Iterator[Place]:
         yield from (operand.place for operand in (*launch.loads, *launch.stores) if operand.place is not None)
     elif isinstance(launch, Product):
         yield from (launch.a.place, launch.b.place, launch.c.place)
+    elif isinstance(launch, Loop):
+        yield from (window.base for window in launch.windows)
+        for inner in launch.launches:
+            yield from places_of(inner)
     else:
         yield from (*launch.inputs, launch.out)
         if launch.flag is not None:
@@ -214,11 +259,12 @@ def places_of(launch: Launch) -> Iterator[Place]:
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """`arena`: inside the one block that lifetimes share (its place there in `offset`); `external`: bound by name by whoever
-    runs the plan (fields, parameters, states, gradients); `runtime`: host scalars, random keys, flags."""
+    runs the plan (fields, parameters, states, gradients); `runtime`: host scalars, random keys, flags; `window`: no memory of
+    its own, a loop says where it is."""
 
     name: str
     size_bytes: int
-    kind: Literal["arena", "external", "runtime"]
+    kind: Literal["arena", "external", "runtime", "window"]
     offset: int = 0
 
 
@@ -229,7 +275,8 @@ class Plan:
     externals  buffer name → type: `field:tokens`, `parameter:gpt.wte`, `state:gpt.wte:m`, `gradient:gpt.wte`
     outputs    graph output name → (place, type); an output may be an external buffer (an updated parameter)
     hosts      host scalars, written as f32 at their places before every call
-    randoms    (path, ordinal, place): two u32 key words at place; `runtime:counter` holds u32 scan, microbatch, step
+    randoms    (path, ordinal, place): two u32 key words at place; `runtime:counter` holds u32 scan, microbatch, step;
+               `runtime:positions` holds u32 0, 1, …, what a draw in a loop has as its word `scan`
     flags      (place, node index): the out-of-range flags, zeroed before every call
     barriers   before launch i, all earlier launches must be done (always true for now)
     notes      what a native lowering declined, and why

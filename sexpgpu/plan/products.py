@@ -19,7 +19,7 @@ from sexpgpu.plan.looped import looped_product
 from sexpgpu.plan.trace import Storage
 
 if TYPE_CHECKING:
-    from sexpgpu.plan.build import _Builder
+    from sexpgpu.plan.build import Builder
 
 # Loops that two operands share: (size, stride in the first, stride in the second).
 Shared = list[tuple[int, int, int]]
@@ -41,7 +41,7 @@ class _Side:
 class Products:
     """Lowers the contracts of one graph; copies of operands are made once."""
 
-    def __init__(self, builder: _Builder) -> None:
+    def __init__(self, builder: Builder) -> None:
         self.builder = builder
         self.copies: dict[tuple[Node, tuple[int, ...]], Storage] = {}
 

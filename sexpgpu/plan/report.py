@@ -8,8 +8,21 @@ from dataclasses import dataclass
 
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.plan.buffers import lives_of
-from sexpgpu.plan.kernel import Access, Attention, Generated, Launch, Place, Plan, Product
+from sexpgpu.plan.kernel import (
+    Access,
+    Attention,
+    Generated,
+    Kernel,
+    Launch,
+    Loop,
+    Place,
+    Plan,
+    Product,
+    flattened,
+    repeated,
+)
 from sexpgpu.plan.lifetime import Life
+from sexpgpu.plan.moments import uses, with_moments
 
 # Of the values at the peak so many are named.
 LARGEST = 8
@@ -37,19 +50,20 @@ class Totals:
 
 def totals(plan: Plan) -> Totals:
     """The counts and the memory of a plan."""
-    generated = [launch for launch in plan.launches if isinstance(launch, Generated)]
-    products = [launch for launch in plan.launches if isinstance(launch, Product)]
-    attentions = [launch for launch in plan.launches if isinstance(launch, Attention)]
+    launches = list(flattened(plan.launches))
+    generated = [launch for launch in launches if isinstance(launch, Generated)]
+    products = [launch for launch in launches if isinstance(launch, Product)]
+    attentions = [launch for launch in launches if isinstance(launch, Attention)]
     moment, live = peak(plan)
     return Totals(
-        launches=len(plan.launches),
+        launches=len(launches),
         kernels=len(generated),
         fused=sum(_computes(launch) > 1 for launch in generated),
         products=len(products),
         attentions=len(attentions),
-        indexed=len(plan.launches) - len(generated) - len(products) - len(attentions),
+        indexed=len(launches) - len(generated) - len(products) - len(attentions),
         programs=len({repr(launch.program) for launch in generated}),
-        flops=sum(map(product_flops, products)) + sum(map(attention_flops, attentions)),
+        flops=sum(times * flops_of(launch) for launch, times in repeated(plan.launches)),
         arena_bytes=plan.arena_bytes,
         peak_bytes=sum(plan.buffers[number].size_bytes for number in live),
         peak_at=moment,
@@ -59,6 +73,13 @@ def totals(plan: Plan) -> Totals:
 
 def _computes(launch: Generated) -> int:
     return sum(instruction.op not in ("constant", "cast") for instruction in launch.program.body)
+
+
+def flops_of(launch: Kernel) -> int:
+    """Those of a product or of attention."""
+    if isinstance(launch, Attention):
+        return attention_flops(launch)
+    return product_flops(launch) if isinstance(launch, Product) else 0
 
 
 def product_flops(launch: Product) -> int:
@@ -86,7 +107,7 @@ def memory_parts(plan: Plan) -> dict[str, int]:
 def peak(plan: Plan) -> tuple[int, list[int]]:
     """The launch during which most bytes of the arena are alive, and the buffers that are, the largest first."""
     lives = {number: life for number, life in lives_of(plan).items() if plan.buffers[number].kind == "arena"}
-    changes = [0] * (len(plan.launches) + 1)
+    changes = [0] * (uses(plan.launches)[1] + 1)
     for life in lives.values():
         changes[life.first] += life.size_bytes
         if life.last + 1 < len(changes):
@@ -103,7 +124,10 @@ def peak(plan: Plan) -> tuple[int, list[int]]:
 def describe(plan: Plan, graph: Graph) -> str:
     """Every launch of the plan of `graph`, then counts and memory."""
     regions = region_instances(graph)
-    lines = [_line(number, launch, plan, graph, regions) for number, launch in enumerate(plan.launches)]
+    lines = [
+        _line(f"{number:>5}  {'  ' * depth}", launch, plan, graph, regions)
+        for number, depth, launch in with_moments(plan.launches)
+    ]
     return "\n".join([*lines, *_summary(plan)])
 
 
@@ -119,15 +143,17 @@ def region_instances(graph: Graph) -> dict[int, str]:
     return names
 
 
-def _line(number: int, launch: Launch, plan: Plan, graph: Graph, regions: dict[int, str]) -> str:
+def _line(head: str, launch: Launch, plan: Plan, graph: Graph, regions: dict[int, str]) -> str:
     nodes = [graph.nodes[index] for index in launch.nodes]
     names = dict.fromkeys(regions[node.index] for node in nodes if node.index in regions)
     where = ", ".join(dict.fromkeys(place for node in nodes if (place := _place(node))))
-    what = f"{number:>5}  {_kind(launch)}: {_operations(launch)}  {_operands(launch, plan)}"
+    if isinstance(launch, Loop):
+        return f"{head}loop {launch.length} times{' in reverse' if launch.reverse else ''}  {where}".rstrip()
+    what = f"{head}{_kind(launch)}: {_operations(launch)}  {_operands(launch, plan)}"
     return "  ".join(part for part in (what, ", ".join(names), where) if part)
 
 
-def _kind(launch: Launch) -> str:
+def _kind(launch: Kernel) -> str:
     if isinstance(launch, Generated):
         return f"{launch.program.kind} {_sizes(launch.sizes)}"
     if isinstance(launch, Product):
@@ -143,7 +169,7 @@ def _sizes(sizes: Iterable[int]) -> str:
     return f"[{' '.join(map(str, sizes))}]"
 
 
-def _operations(launch: Launch) -> str:
+def _operations(launch: Kernel) -> str:
     if isinstance(launch, Attention):
         return "f32"
     if not isinstance(launch, Generated):
@@ -153,7 +179,7 @@ def _operations(launch: Launch) -> str:
     return (" ".join(ops[:OPERATIONS]) or "copy") + rest
 
 
-def _operands(launch: Launch, plan: Plan) -> str:
+def _operands(launch: Kernel, plan: Plan) -> str:
     if isinstance(launch, Generated | Attention):
         read, written = _places(launch.loads), _places(launch.stores)
     elif isinstance(launch, Product):
@@ -169,7 +195,7 @@ def _places(accesses: Sequence[Access]) -> list[Place]:
 
 
 def _name(plan: Plan, place: Place) -> str:
-    """External buffers by name, values in the arena by number."""
+    """External buffers by name, values in the arena by number; `@` is the part of an iteration."""
     buffer = plan.buffers[place.buffer]
     return f"{buffer.name}#{place.buffer}" if buffer.kind == "arena" else buffer.name
 

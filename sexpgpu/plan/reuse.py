@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sexpgpu.plan.kernel import Access, Attention, Generated, Indexed, Launch, Place, Product
+from sexpgpu.plan.kernel import Access, Attention, Generated, Indexed, Launch, Loop, Place, Product
 from sexpgpu.plan.lifetime import Life
 
 # Below this a result keeps its own place: the gain is nothing, and a kernel in place is a program of its own.
@@ -18,13 +18,25 @@ def reuse(launches: Sequence[Launch], lives: dict[int, Life]) -> tuple[list[Laun
     `lives` loses the buffers that are now others; these live as long as both.
     """
     stands: dict[int, int] = {}
+    made, _ = _reused(launches, 0, lives, stands)
+    return made, stands
+
+
+def _reused(
+    launches: Sequence[Launch], moment: int, lives: dict[int, Life], stands: dict[int, int]
+) -> tuple[list[Launch], int]:
+    """The launches from a moment on (see `plan/moments.py`), and the moment after them."""
     made: list[Launch] = []
-    for moment, launch in enumerate(launches):
+    for launch in launches:
+        if isinstance(launch, Loop):
+            inner, moment = _reused(launch.launches, moment + 1, lives, stands)
+            launch = replace(launch, launches=tuple(inner))
         launch = moved(launch, stands)
         if isinstance(launch, Generated):
             launch = _in_place(launch, moment, lives, stands)
         made.append(launch)
-    return made, stands
+        moment += 1
+    return made, moment
 
 
 def _in_place(launch: Generated, moment: int, lives: dict[int, Life], stands: dict[int, int]) -> Generated:
@@ -94,5 +106,8 @@ def moved(launch: Launch, stands: Mapping[int, int]) -> Launch:
     if isinstance(launch, Product):
         a, b, c = (replace(m, place=at(m.place)) for m in (launch.a, launch.b, launch.c))
         return replace(launch, a=a, b=b, c=c)
+    if isinstance(launch, Loop):
+        windows = tuple(replace(window, base=at(window.base)) for window in launch.windows)
+        return replace(launch, windows=windows)
     assert isinstance(launch, Indexed)
     return replace(launch, inputs=tuple(map(at, launch.inputs)), out=at(launch.out))

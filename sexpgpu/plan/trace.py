@@ -91,7 +91,7 @@ class Trace:
         self,
         axes: Axes,
         storage: Callable[[Node], Storage | None],
-        random_keys: Callable[[Node], tuple[Place, Place]],
+        random_keys: Callable[[Node], tuple[Place, Place, Place]],
         inside: set[Node],
     ) -> None:
         self.axes = axes
@@ -184,8 +184,8 @@ class Trace:
             index = self._load("index", None, "i64", access[node.attributes["axis"]], reached)
             return index if node.dtype == "i64" else self._emit("cast", [index], node.dtype)
         element = joined(list(zip(access, contiguous(node.shape), strict=True)))
-        key, counter = self.random_keys(node)
-        words = [(key, 0), (key, 4), (counter, 0), (counter, 4), (counter, 8)]
+        key, counter, scan = self.random_keys(node)
+        words = [(key, 0), (key, 4), (scan, 0), (counter, 4), (counter, 8)]
         loads = [self._load("memory", Place(p.buffer, p.offset + offset), "u32", ZERO) for p, offset in words]
         return self._emit("random", [self._load("index", None, "i64", element, reached), *loads], "f32")
 

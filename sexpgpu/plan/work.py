@@ -9,8 +9,8 @@ from pathlib import PurePath
 
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.types import SIZES
-from sexpgpu.plan.kernel import Access, Attention, Generated, Indexed, Launch, Matrix, Plan, Product
-from sexpgpu.plan.report import attention_flops, product_flops
+from sexpgpu.plan.kernel import Access, Attention, Generated, Indexed, Kernel, Matrix, Plan, Product, repeated
+from sexpgpu.plan.report import flops_of
 
 # A kernel that several forms were fused into is named by so many of them.
 NAMES = 3
@@ -30,21 +30,17 @@ class Work:
 
 
 def works_of(plan: Plan, graph: Graph) -> Sequence[Work]:
-    """The work of every launch of the plan of this graph."""
-    return tuple(_work(launch, [graph.nodes[index] for index in launch.nodes]) for launch in plan.launches)
+    """The work of every launch of the plan of this graph, of those in loops all iterations together."""
+    every = repeated(plan.launches)
+    return tuple(_work(launch, times, [graph.nodes[index] for index in launch.nodes]) for launch, times in every)
 
 
-def _work(launch: Launch, nodes: Sequence[Node]) -> Work:
+def _work(launch: Kernel, times: int, nodes: Sequence[Node]) -> Work:
     forms = list(dict.fromkeys(map(form_of, nodes)))
     more = ", …" if len(forms) > NAMES else ""
     place = next((place for node in nodes if (place := _place(node))), "")
-    return Work(", ".join(forms[:NAMES]) + more, place, _kind(launch), _flops(launch), bytes_of(launch))
-
-
-def _flops(launch: Launch) -> int:
-    if isinstance(launch, Attention):
-        return attention_flops(launch)
-    return product_flops(launch) if isinstance(launch, Product) else 0
+    where = ", ".join(forms[:NAMES]) + more
+    return Work(where, place, _kind(launch), times * flops_of(launch), times * bytes_of(launch))
 
 
 def form_of(node: Node) -> str:
@@ -61,7 +57,7 @@ def _place(node: Node) -> str:
     return "" if span is None else f"{PurePath(span.source.name).name}:{span.line}"
 
 
-def _kind(launch: Launch) -> str:
+def _kind(launch: Kernel) -> str:
     if isinstance(launch, Generated):
         return launch.program.kind
     if isinstance(launch, Attention):
@@ -69,7 +65,7 @@ def _kind(launch: Launch) -> str:
     return "product" if isinstance(launch, Product) else launch.op
 
 
-def bytes_of(launch: Launch) -> int:
+def bytes_of(launch: Kernel) -> int:
     """Bytes of the operands, an element that is read along a loop of stride 0 counted once."""
     if isinstance(launch, Generated):
         program = launch.program

@@ -37,7 +37,7 @@ def _flops(graph: Graph, of_bodies: dict[int, int]) -> int:
         if body is not None:
             if id(body) not in of_bodies:
                 of_bodies[id(body)] = _flops(body, of_bodies)
-            total += of_bodies[id(body)]
+            total += of_bodies[id(body)] * node.attributes.get("length", 1)
     return total
 
 

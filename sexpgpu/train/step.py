@@ -185,5 +185,5 @@ def out_of_range(graph: Graph, problem: OutOfRange, step: int) -> Error:
     message = f"index {problem.index} at step {step} is outside an axis of {problem.limit}"
     notes = [*(origin.frames if origin else ()), "the update was not applied"]
     span = origin.span if origin else None
-    name = node.attributes["body"].name if node.op == "region" else node.op
+    name = node.attributes["body"].name if "body" in node.attributes else node.op
     return Error("E-NUM-002", message, span, label=f"{name} reads an axis of {problem.limit}", notes=notes)

@@ -18,10 +18,10 @@ from sexpgpu.randomness import key_of, uniform_f32, words_of
 MOST_BYTES = 4 << 30
 
 
-def uniform_draw(node: Node, seed: int, counter: Counter) -> NDArray[np.float32]:
-    """The uniform field of a `random` node in one call."""
+def uniform_draw(node: Node, scan: int, seed: int, counter: Counter) -> NDArray[np.float32]:
+    """The uniform field of a `random` node in one call, at an index of a scan."""
     key = key_of(seed, node.attributes["path"], node.attributes["ordinal"])
-    words = words_of(key, node.tensor.elements, 0, counter.microbatch, counter.step)
+    words = words_of(key, node.tensor.elements, scan, counter.microbatch, counter.step)
     return uniform_f32(words).reshape(node.shape)
 
 
@@ -35,7 +35,7 @@ def first_bad_node(
     size = sum(t.size_bytes for node in graph.nodes for t in _types(node))
     if size > MOST_BYTES:
         return None
-    values = evaluate_nodes(graph, inputs, hosts, wide=False, draw=lambda node: uniform_draw(node, seed, counter))
+    values = evaluate_nodes(graph, inputs, hosts, wide=False, draw=lambda node, scan: uniform_draw(node, scan, seed, counter))
     infinite = None
     for node in graph.nodes:
         parts = values[node] if isinstance(values[node], (list, tuple)) else [values[node]]

@@ -10,6 +10,7 @@ from sexpgpu.errors import Error
 from sexpgpu.ir.graph import Graph, Node, Origin
 from sexpgpu.loaderspec import Header
 from sexpgpu.ops.record import TypeMismatch
+from sexpgpu.passes.elaboration.bodies import Body, inside
 from sexpgpu.passes.elaboration.scope import Parameters, Scope
 from sexpgpu.passes.elaboration.values import (
     MISSING,
@@ -182,6 +183,8 @@ class Machine:
         """An operation on its arguments in order; a message names the `written` ones by their `texts`."""
         self.here = span
         graph = self.graph
+        if isinstance(graph, Body):
+            arguments = inside(graph, arguments)
         try:
             with graph.at(self.origin(span)):
                 made = called.run(self, *arguments)

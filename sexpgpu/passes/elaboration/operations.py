@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from math import pi
 
 from sexpgpu.ir.types import DTYPES
-from sexpgpu.passes.elaboration import elementwise, lists, modelling, products, shaping, sliding
+from sexpgpu.passes.elaboration import elementwise, lists, modelling, products, scanning, shaping, sliding
 from sexpgpu.passes.elaboration.machine import Machine
 from sexpgpu.passes.elaboration.values import Builtin, DtypeName, Problem, Scalar, Value
 
-BUILTINS: Mapping[str, Builtin] = {
-    builtin.name: builtin for module in (elementwise, shaping, products, sliding, lists, modelling) for builtin in module.rows()
-}
+_TABLES = (elementwise, shaping, products, sliding, lists, modelling, scanning)
+BUILTINS: Mapping[str, Builtin] = {builtin.name: builtin for module in _TABLES for builtin in module.rows()}
 CONSTANTS: Mapping[str, Value] = {"pi": pi, **{name: DtypeName(name) for name in DTYPES}}
 
 
