@@ -18,11 +18,12 @@ from typing import Any
 
 LEARNING_RATE, BETAS, EPSILON, DECAY = 3e-4, (0.9, 0.999), 1e-8, 0.01
 
-# L layers, C width, H heads, T sequence, B batch, V vocabulary
+# L layers, C width, H heads (of an LSTM: hidden), E embedding, T sequence, B batch, V vocabulary
 SIZES: dict[str, tuple[str, dict[str, int]]] = {
     "toy": ("gpt", {"L": 2, "C": 128, "H": 4, "T": 64, "B": 8, "V": 256}),
     "small": ("gpt", {"L": 4, "C": 256, "H": 4, "T": 256, "B": 8, "V": 4096}),
     "gpt2": ("gpt", {"L": 12, "C": 768, "H": 12, "T": 1024, "B": 1, "V": 50257}),
+    "lstm": ("lstm", {"E": 128, "H": 256, "T": 64, "B": 32, "V": 256}),
 }
 
 
