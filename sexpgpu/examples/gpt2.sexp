@@ -49,7 +49,7 @@
   :clip-grad-norm 1.0
   :microbatches   microbatches
   :steps          2000
-  :eval           (every 500 held-out :batches 20)
+  :eval           (every 500 held-out :batches 2)
   :seed           1337)
 
 (defvariant smoke (layers 2) (width 128) (heads 4) (seq 64) (microbatches 2))
