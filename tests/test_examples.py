@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sexpgpu
@@ -51,6 +52,16 @@ def test_the_digits_are_learnt(tmp_path: Path, cache: Path) -> None:
     done = sexpgpu_process(tmp_path, cache, "run", str(EXAMPLES / "digits.sexp"), "--steps", "300")
     evaluations = records(tmp_path, done, "eval")
     assert evaluations[-1]["held-out/accuracy"] > 0.9
+
+
+def test_the_lstm_learns_as_it_does_with_every_value_kept(tmp_path: Path, cache: Path) -> None:
+    words = ("run", str(EXAMPLES / "lstm.sexp"), "--variant", "smoke")
+    whole = sexpgpu_process(tmp_path, cache, *words, "--steps", "40")
+    losses = [record["train/loss"] for record in records(tmp_path, whole)]
+    assert losses[0] == pytest.approx(5.55, abs=0.05)
+    assert losses[-1] < losses[0] - 1
+    kept = sexpgpu_process(tmp_path, cache, *words, "--steps", "40", "--keep-values", SEXPGPU_THREADS="1")
+    np.testing.assert_allclose([record["train/loss"] for record in records(tmp_path, kept)], losses, rtol=1e-3)
 
 
 def test_charlm_runs_on_a_text_beside_it(tmp_path: Path, cache: Path) -> None:

@@ -16,7 +16,7 @@ from sexpgpu.examples import __file__ as examples
 from sexpgpu.ir.types import FLOATS, SIZES, TensorType
 from sexpgpu.passes.pipeline import evaluation_graphs, training_graph, update_graph
 from sexpgpu.plan.build import bound_outputs, plan
-from sexpgpu.plan.kernel import Buffer, Generated, Place, Plan
+from sexpgpu.plan.kernel import Buffer, Generated, Place, Plan, flattened
 
 RNG = np.random.default_rng(29)
 FOLDER = Path(examples).parent
@@ -26,6 +26,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "charlm": {"layers": 1, "width": 48, "heads": 2, "seq": 16, "batch": 2},
     "digits": {},
     "gpt2": {"layers": 2, "width": 64, "heads": 2, "seq": 24, "vocab": 97},
+    "lstm": {"width": 16, "inner": 8, "seq": 5, "batch": 2},
 }
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40], np.float32)
 # Kernels of these hold exactly; a formula's own error is tested with the formulas.
@@ -53,7 +54,7 @@ def launches(path: Path) -> list[tuple[Plan, Generated]]:
     """One launch of every program."""
     found: dict[str, tuple[Plan, Generated]] = {}
     for made in plans(path):
-        for launch in made.launches:
+        for launch in flattened(made.launches):
             if isinstance(launch, Generated):
                 found.setdefault(repr(launch.program), (made, launch))
     return list(found.values())
@@ -68,6 +69,16 @@ def values_of(dtype: str, count: int) -> np.ndarray:
     return values
 
 
+def window_bytes(buffer: int, sizes: tuple[int, ...], operands: list[Any]) -> int:
+    """Up to where the accesses of a buffer reach."""
+    reached = [
+        access.place.offset + (sum((n - 1) * step for n, step in zip(sizes, access.strides)) + 1) * SIZES[kept.dtype]
+        for access, kept in operands
+        if access.place is not None and access.place.buffer == buffer
+    ]
+    return max(reached)
+
+
 def alone(made: Plan, launch: Generated) -> tuple[Plan, dict[str, np.ndarray]]:
     """A plan of this launch by itself, every buffer of it filled with values of all kinds."""
     program = launch.program
@@ -76,7 +87,8 @@ def alone(made: Plan, launch: Generated) -> tuple[Plan, dict[str, np.ndarray]]:
     numbers = {buffer: number for number, buffer in enumerate(dtypes)}
     buffers, types, arrays = [], {}, {}
     for buffer, dtype in dtypes.items():
-        size = made.buffers[buffer].size_bytes
+        # A window of a loop has no memory of its own.
+        size = made.buffers[buffer].size_bytes or window_bytes(buffer, launch.sizes, operands)
         name = f"field:b{buffer}"
         buffers.append(Buffer(name, size, "external"))
         types[name] = TensorType(dtype, (size // SIZES[dtype],))  # type: ignore[arg-type]
