@@ -23,10 +23,9 @@ from sexpgpu.passes.active import (
     reached,
     with_outputs,
 )
+from sexpgpu.passes.stored import EXPENSIVE
 from sexpgpu.passes.time_sums import TimeSums
 
-# Costs more than reading its result again.
-EXPENSIVE = frozenset("exp expm1 log log1p sin cos tanh sigmoid erf pow".split())
 # Copies a graph's nodes, those that are differentiated in depth extended by what their derivatives need.
 Extend = Callable[[Graph, Graph, set[Node]], tuple[dict[Node, Node], dict[Node, Any]]]
 # Appends the reverse pass; the cotangents are extended.
@@ -146,7 +145,7 @@ class _Derivation:
         self.seeds = {k: add_seed(self.work, k, self.outputs[k].tensor) for k in reached}
 
     def _finish(self) -> BackwardScan:
-        """What is saved, and the bodies."""
+        """What is saved, and the bodies. A function that costs more than reading its result again is saved."""
         first, forward = self.first_constant, self.work.nodes[: self.forward_count]
         kept = {*self.outputs, *self.arguments[: self.carries], *(n for n in forward if n.op in EXPENSIVE)}
         stops = materialised(self.work, self.forward_count, kept - {*self.arguments[self.carries :]})
