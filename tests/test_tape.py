@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sexpgpu.interp import products
+from sexpgpu.interp import gemm, products
 from sexpgpu.interp.executor import Engine, Flag
+from sexpgpu.interp.native import Blas
+from sexpgpu.interp.processor import simd_class
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.types import TensorType
 from sexpgpu.ops.indexing import _run_argsort
@@ -142,7 +144,11 @@ def test_closed_workers_are_gone(folder: Path) -> None:
     ("m", "n", "k"), [(1, 1, 1), (5, 7, 0), (1, 50, 20), (50, 1, 20), (33, 17, 5), (300, 257, 129)]
 )
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
-def test_products_take_both_orders_of_strides(engine: Engine, m: int, n: int, k: int, transposed: Any) -> None:
+@pytest.mark.parametrize("bound", [0, 10**12], ids=["blas", "own"])
+def test_products_take_both_orders_of_strides(
+    engine: Engine, m: int, n: int, k: int, transposed: Any, bound: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "own_below", lambda: bound)
     a, b = RNG.normal(size=(3, m, k)).astype(np.float32), RNG.normal(size=(3, k, n)).astype(np.float32)
     # The memory of a transposed operand holds it the other way round.
     a_ = np.ascontiguousarray(a.swapaxes(1, 2)) if transposed[0] else a
@@ -198,6 +204,30 @@ def test_products_without_blas_and_with_odd_strides(engine: Engine) -> None:
     assert not products.takes_blas(launch)
     names.run(engine, names.plan(launch))
     assert np.abs(c - a[::2, ::2].astype(float) @ b[::2, ::2]).max() < 1e-4
+
+
+def test_engines_of_products_are_chosen_by_shape_and_said_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "own_below", lambda: 1_000_000)
+    blas = Blas(1, "OpenBLAS 1.2.3")
+
+    def product(dtype: str, size: int, step: int = 1) -> Product:
+        return Product(dtype, size, size, size, *(Matrix(Place(0), step * size, step, (0,)) for _ in range(2)),
+                       Matrix(Place(0), size, 1, (0,)))  # fmt: skip
+
+    large, small, odd = product("f32", 200), product("f32", 20), product("f32", 200, 2)
+    narrow, whole = product("bf16", 200), product("i32", 20)
+    launches = [large, small, odd, narrow, whole]
+    assert [products.engine_of(x, blas) for x in launches] == ["blas", "own", "own", "own", "loops"]
+    assert [products.engine_of(x, None) for x in launches] == ["own", "own", "own", "own", "loops"]
+    own = f"own {simd_class()} {gemm.tiling()}"
+    said = products.described([large, *launches, large, small], blas)
+    assert said.split("; ") == [
+        "3 OpenBLAS 1.2.3, from 1 M multiply-adds",
+        f"2 {own}, below 1 M multiply-adds",
+        f"1 {own}, strides that BLAS has not",
+        f"1 {own}, bf16 or f16",
+        "1 plain loops, integers",
+    ]
 
 
 def test_blocks_of_products_cover_every_row_and_column_once() -> None:

@@ -84,20 +84,46 @@ def takes_blas(launch: Product) -> bool:
     return launch.dtype == "f32" and launch.k > 0 and a is not None and b is not None and contiguous and not loops
 
 
+# Multiply-adds of a product below which our own engine computes it though OpenBLAS could. On AVX2, beside its Haswell
+# kernels, ours is as fast on one thread, is cut finer without packing anything twice, and has no call to pay: 1.1 to 1.3
+# of OpenBLAS's speed on two threads; above, OpenBLAS gains up to a tenth (`scripts/bench products`). Elsewhere ours is
+# not measured, and takes what a call would cost most of.
+OWN_BELOW = {"AVX2": 64_000_000}
+OWN_BELOW_ELSEWHERE = 500_000
+
+
+def own_below() -> int:
+    """This CPU's bound."""
+    return OWN_BELOW.get(simd_class(), OWN_BELOW_ELSEWHERE)
+
+
 def engine_of(launch: Product, blas: Blas | None) -> Engine:
-    """Who computes it, by its shape alone."""
+    """Who computes it, by its shape and the CPU's class alone."""
+    return _choice(launch, blas)[0]
+
+
+def _choice(launch: Product, blas: Blas | None) -> tuple[Engine, str]:
+    """The engine and the reason."""
     if not gemm.takes(launch):
-        return "loops"
-    return "blas" if blas is not None and takes_blas(launch) else "own"
+        return "loops", "integers"
+    if blas is None:
+        return "own", "no BLAS is found"
+    if launch.dtype != "f32":
+        return "own", "bf16 or f16"
+    if not takes_blas(launch):
+        return "own", "strides that BLAS has not"
+    bound = own_below()
+    small = launch.m * launch.n * launch.k < bound
+    return ("own", f"below {bound / 1e6:g} M multiply-adds") if small else ("blas", f"from {bound / 1e6:g} M multiply-adds")
 
 
 def described(launches: Sequence[Product], blas: Blas | None) -> str:
-    """Which engines a plan's products take, with how many go to each."""
-    counts = Counter(engine_of(launch, blas) for launch in launches)
+    """Which engines a plan's products take, how many go to each, and why."""
+    counts = Counter(_choice(launch, blas) for launch in launches)
     names: dict[Engine, str] = {"own": f"own {simd_class()} {gemm.tiling()}", "loops": "plain loops"}
     if blas is not None:
         names["blas"] = blas.name
-    return ", ".join(f"{counts[engine]} {name}" for engine, name in names.items() if counts[engine])
+    return "; ".join(f"{count} {names[engine]}, {reason}" for (engine, reason), count in counts.most_common())
 
 
 def wanted(launch: Product, blas: Blas | None) -> tuple[str, Callable[[], str]]:
