@@ -114,9 +114,18 @@ class Lowerer:
 def _gather(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
     x, indices = inputs
     axis = node.attributes["axis"]
-    if indices.shape[axis] * FEW_PICKED > x.shape[axis]:
+    if x.op == "widen":
+        return _picked(to, node, node.op, x, indices, axis)
+    if node.op == "take" or indices.shape[axis] * FEW_PICKED > x.shape[axis]:
         return None
     return _gathered(to, node, x, indices, axis) if _is_light(x) else None
+
+
+def _picked(to: Lowerer, like: Node, op: str, x: Node, indices: Node, axis: int) -> Node:
+    """What a gather or take reads are the narrow elements."""
+    if x.op == "widen":
+        return to.add(like, "widen", to.add(like, op, x.inputs[0], indices, axis=axis))
+    return to.add(like, op, x, indices, axis=axis)
 
 
 def _is_light(x: Node) -> bool:
@@ -134,7 +143,7 @@ def _gathered(to: Lowerer, like: Node, x: Node, indices: Node, axis: int) -> Nod
             parts.append(_narrowed(to, like, operand, indices.shape))
             continue
         deeper = _gathered(to, like, operand, indices, axis) if _is_light(operand) else None
-        parts.append(deeper or to.add(like, "gather", operand, indices, axis=axis))
+        parts.append(deeper or _picked(to, like, "gather", operand, indices, axis))
     return to.add(like, x.op, *parts, **x.attributes)
 
 
@@ -307,5 +316,6 @@ _RULES: dict[str, Callable[[Lowerer, Node, tuple[Node, ...]], Node | None]] = {
     "reshape": _move,
     "round_bf16": _round_bf16,
     "slice": _move,
+    "take": _gather,
     "windows": _move,
 }
