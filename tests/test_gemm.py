@@ -5,6 +5,8 @@ LLVM makes code for vectors of any width, so the tilings of other CPUs are compi
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +20,6 @@ from sexpgpu.interp.gemm import PLAIN_TILING, TILINGS
 from sexpgpu.interp.kernels import Kernels, load_kernels
 from sexpgpu.interp.native import callable_at
 from sexpgpu.interp.tape import aligned
-from sexpgpu.ir.types import SIZES
 from sexpgpu.ops.pointwise import numpy_dtype
 from sexpgpu.plan.kernel import Matrix, Place, Product
 
@@ -196,6 +197,33 @@ def test_slices_with_steps_backwards_and_broadcasts_need_no_copy(run: Run) -> No
     assert (np.abs(c - left @ right) <= bound).all()
 
 
+def at_the_end_of_memory(array: Any) -> Any:
+    """A copy of the array whose last byte is the last of its page; the next page may not be read."""
+    pages = mmap.mmap(-1, -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE + mmap.PAGESIZE)
+    room = np.frombuffer(pages, np.uint8)
+    end = room.size - mmap.PAGESIZE
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(room.ctypes.data + end), mmap.PAGESIZE, 0) == 0
+    made = room[end - array.nbytes : end].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
+
+
+@pytest.mark.parametrize("tiling", [AVX2, TILINGS["NEON"]], ids=str)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("turned", TURNED)
+def test_nothing_is_read_beyond_an_operand(run: Run, tiling: Tiling, dtype: str, turned: tuple[bool, bool]) -> None:
+    for m, n, k in ((tiling.rows + 1, 5, 9), (2 * tiling.rows - 1, tiling.columns + 5, 17)):
+        a, left, a_steps = operand(m, k, turned[0], dtype)
+        b, right, b_steps = operand(k, n, turned[1], dtype)
+        c = np.empty((m, n), a.dtype)
+        matrices = [Matrix(Place(p), *steps, (0,)) for p, steps in enumerate((a_steps, b_steps, (n, 1)))]
+        arrays = [at_the_end_of_memory(x) for x in (a, b, c)]
+        run(Product(dtype, m, n, k, *matrices), arrays, tiling)
+        exact = left[0].astype(float) @ right[0].astype(float)
+        bound = (k + 2) * 2.0**-24 * (np.abs(left[0].astype(float)) @ np.abs(right[0].astype(float)))
+        assert (np.abs(arrays[2].astype(float) - exact) <= 1.01 * (bound + ROUNDING[dtype] * np.abs(exact))).all()
+
+
 @pytest.mark.parametrize("m", [1, 2, 5, 6, 7, 13, 128, 1000])
 @pytest.mark.parametrize("tiling", EVERY_TILING, ids=str)
 def test_tiles_cover_every_row_once(m: int, tiling: Tiling) -> None:
@@ -203,10 +231,3 @@ def test_tiles_cover_every_row_once(m: int, tiling: Tiling) -> None:
     assert made.least * made.count + made.taller == m
     assert 0 <= made.taller <= made.count
     assert made.least + (made.taller > 0) <= tiling.rows
-
-
-def test_scratch_of_every_dtype_is_counted_in_whole_floats() -> None:
-    matrices = [Matrix(Place(p), 64, 1, (0,)) for p in range(3)]
-    for dtype in ("f32", "bf16", "f16"):
-        made = gemm.prepare(Product(dtype, 64, 64, 64, *matrices), AVX2, lambda place: 0)
-        assert made.scratch_bytes % 4 == 0 and made.scratch_bytes < 2**20, (dtype, SIZES[dtype])

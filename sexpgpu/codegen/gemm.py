@@ -49,7 +49,6 @@ def emit_gemm(dtype: str, result: str, tiling: Tiling, rows: int) -> str:
     parts = [
         f"; a matrix product of {dtype} to {result}, tiles of {tiling}, {rows} or {rows + 1} rows",
         gemm_tile.declarations(tiling) + gemm_pack.declarations(tiling.lanes),
-        "declare i64 @llvm.smax.i64(i64, i64)",
         gemm_pack.pack(dtype, tiling.lanes),
         *(gemm_pack.pack_lines(dtype, tiling.lanes, vectors) for vectors in {tiling.vectors, tiling.pitch // tiling.lanes}),
         *(gemm_tile.tile(tiling, height) for height in (rows, rows + 1)),
@@ -83,7 +82,7 @@ class _Driver:
         f, word = self.f, self.word
         blocks = f.mul(word["row_blocks"], word["column_blocks"])
         entry, block = f.divided(unit, blocks), f.remainder(unit, blocks)
-        first = f.mul(f.divided(block, word["column_blocks"]), word["block_tiles"])
+        self.first_tile = first = f.mul(f.divided(block, word["column_blocks"]), word["block_tiles"])
         self.tiles = f.least(word["block_tiles"], f.sub(word["tiles"], first))
         self.i0 = self._first_row(first)
         self.height = f.sub(self._first_row(f.add(first, self.tiles)), self.i0)
@@ -177,11 +176,12 @@ class _Driver:
         m = self._first_row(self.word["tiles"])
         _, i, _ = self._tile(first)
         at = f.add(self.i0, i)
-        # Tiles that lines fill: all, but the operand's last, whose vectors might reach beyond it.
+        # Tiles that lines fill: all but the operand's last, whose vectors would reach beyond its end.
+        unsafe = -(-pitch // self.rows) - 1
+        safe = f.sub(f.sub(self.word["tiles"], unsafe), f.add(self.first_tile, first))
+        whole = self._at_least_0(f.least(f.sub(until, first), safe))
         _, end, _ = self._tile(until)
-        count = f.sub(until, first)
-        whole = f.choose(f.test("eq", f.add(self.i0, end), m), f.sub(count, 1), count)
-        lines = self._lines("a", at, f.sub(end, i), whole)
+        lines = self._lines("a", at, f.least(f.add(f.sub(end, i), pitch), f.sub(m, at)), whole)
         with f.loop(0, depth, PACKED_STEPS) as step, f.loop(0, f.sub(f.sub(until, first), lines)) as back:
             number = f.sub(f.sub(until, 1), back)
             rows, row, _ = self._tile(number)
@@ -191,12 +191,15 @@ class _Driver:
                 have = f.least(str(lanes), f.sub(rows, lane))
                 out = f.at(self._packed_a(f.sub(number, first), depth), f.add(f.mul(step, pitch), lane))
                 self._pack("a", (f.add(f.add(self.i0, row), lane), have, m), (k, depth, step), out, pitch)
-        tall = f.let(f"call i64 @llvm.smax.i64(i64 0, i64 {f.least(lines, f.sub(self.taller, first))})")
+        tall = self._at_least_0(f.least(lines, f.sub(self.taller, first)))
         panel, vectors = f.mul(depth, pitch), pitch // lanes
         for tiles, start, height in ((tall, "0", self.rows + 1), (f.sub(lines, tall), tall, self.rows)):
             _, row, _ = self._tile(f.add(first, start))
             place = f.at(self.tiles_of_a, f.mul(start, panel))
             self._pack_lines("a", f.add(self.i0, row), (k, depth), place, (tiles, str(height), panel), vectors)
+
+    def _at_least_0(self, count: str) -> str:
+        return self.f.choose(self.f.test("sgt", count, 0), count, 0)
 
     def _lines(self, name: str, at: str, count: str, whole: str) -> str:
         """`whole` where these lanes lie side by side, else 0."""

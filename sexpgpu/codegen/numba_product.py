@@ -1,4 +1,4 @@
-"""Kernels of products: one that calls the BLAS engine, and plain loops for what BLAS does not take.
+"""Kernels of products: one that calls the BLAS engine, and plain loops for integers.
 
 A unit is one block of rows and columns of one batch entry; blocks are cut by shape alone, because the bits of a BLAS
 product may depend on how it is cut.
@@ -12,8 +12,7 @@ Words of plain loops: the same; 0 whether to add to c, 1 elements between column
 
 from __future__ import annotations
 
-from sexpgpu.codegen.source import register
-from sexpgpu.ir.types import INTEGERS, SIZES
+from sexpgpu.ir.types import SIZES
 
 _HEAD = '''"""{title}"""
 
@@ -47,15 +46,15 @@ _LOOPS = """\
         adding = word(args, 0) != 0
         for y in range(height):
             for x in range(width):
-                store_{r}_3(scratch, x, load_{d}_2(c, y * word(args, 7) + x) if adding else ZERO)
+                store_{d}_3(scratch, x, load_{d}_2(c, y * word(args, 7) + x) if adding else ZERO)
             for z in range(k):
                 left = load_{d}_0(a, y * word(args, 5) + z * word(args, 1))
                 q = b + z * word(args, 6) * {size}
                 for x in range(width):
-                    product = {low}(left * load_{d}_1(q, {column}))
-                    store_{r}_3(scratch, x, {low}(load_{r}_3(scratch, x) + product))
+                    product = as_{d}(left * load_{d}_1(q, {column}))
+                    store_{d}_3(scratch, x, as_{d}(load_{d}_3(scratch, x) + product))
             for x in range(width):
-                store_{d}_2(c, y * word(args, 7) + x, load_{r}_3(scratch, x))
+                store_{d}_2(c, y * word(args, 7) + x, load_{d}_3(scratch, x))
 """
 
 
@@ -65,10 +64,9 @@ def emit_blas_product() -> str:
 
 
 def emit_plain_product(dtype: str, unit_columns: bool) -> str:
-    """Products of any dtype and strides; `unit_columns`: b's columns lie side by side, so the loop is vectorised."""
-    size, kept = SIZES[dtype], register(dtype)
+    """Products of integers of any strides; `unit_columns`: b's columns lie side by side, so the loop is vectorised."""
+    size = SIZES[dtype]
     head = _HEAD.format(title=f"A product of {dtype}.", size=size, column_bytes=f" * {size}")
-    low = f"as_{dtype}" if dtype in INTEGERS else ""
     column = "x" if unit_columns else "x * word(args, 16)"
-    body = _LOOPS.format(d=dtype, r=kept, size=size, low=low, column=column)
-    return f"ZERO = {kept}(0)\n\n\n{head}{body}"
+    body = _LOOPS.format(d=dtype, size=size, column=column)
+    return f"ZERO = {dtype}(0)\n\n\n{head}{body}"

@@ -39,6 +39,8 @@ def tiling() -> Tiling:
 
 
 
+# Floats of a page, and rows that a set of the smallest first-level caches holds.
+PAGE, MOST_CROWDED = 1024, 8
 # The least multiply-adds of a block, and the most blocks of a launch.
 BLOCK_WORK, MOST_BLOCKS = 1_000_000, 64
 # Multiply-adds in whose time an element is packed, or is read where it lies.
@@ -112,7 +114,10 @@ class Cut:
 def cut(launch: Product, tiling: Tiling) -> Cut:
     plain = launch.dtype == "f32"
     few_columns, few_rows = launch.n <= 2 * tiling.columns, launch.m <= tiling.rows
-    a_direct = plain and not launch.a.has_loops and (launch.a.column == 1 or launch.k <= 1 or few_columns)
+    # Rows a page apart share sets of the first-level cache: many of a tile would push each other out of it.
+    crowded = tiling.rows > MOST_CROWDED and launch.a.row % PAGE == 0
+    in_rows = launch.a.column == 1 and not crowded
+    a_direct = plain and not launch.a.has_loops and (in_rows or launch.k <= 1 or few_columns)
     b_direct = plain and not launch.b.has_loops and (launch.b.column == 1 or launch.n <= 1) and few_rows
     block_tiles, block_columns = _blocks(launch, tiling, READ if a_direct else PACKED, READ if b_direct else PACKED)
     pieces = max(-(-launch.k // MOST_DEPTH), 1)
