@@ -177,6 +177,8 @@ ELSEWHERE = {
     "host": "test_host",
     "random": "test_randomness",
     "region": "test_differentiate",
+    "widen": "test_precision",
+    "round_bf16": "test_precision",
     "get": "test_differentiate",
     "scan": "test_scan",
     "constant": "test_operations.test_fills",

@@ -20,6 +20,7 @@ from sexpgpu.ir.evaluate import evaluate_graph
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.text import print_graph
 from sexpgpu.ops.transcendental import k_erf
+from sexpgpu.passes.differentiate import differentiate
 from sexpgpu.passes.experiment import Experiment, in_precision
 from sexpgpu.passes.pipeline import evaluation_graphs, training_graph
 from sexpgpu.passes.precision import rounded
@@ -257,3 +258,26 @@ def test_activations_in_bf16_need_less_memory() -> None:
     off, narrow = (plan(training_graph(in_precision(made, p))).arena_bytes for p in ("off", "bfloat16"))
     copies = 2 * sum(prod(p.shape) for p in made.parameters)
     assert narrow - copies < 0.7 * off
+
+
+def test_a_rounded_value_is_the_nearest_bf16_and_its_gradient_that_of_the_identity() -> None:
+    x = np.concatenate([RNG.normal(size=1000), [np.nan, np.inf, -np.inf, -0.0, 3.39e38, 1 + HALF_ULP]]).astype(np.float32)
+    graph = Graph("rounded")
+    node = graph.add("input", (), {"kind": "field", "name": "x", "dtype": "f32", "shape": x.shape})
+    graph.outputs["y"] = graph.add("round_bf16", (node,))
+    for found in (run_graph(graph, {"x": x})["y"], evaluate_graph(graph, {"x": x}, wide=False)["y"]):
+        assert np.array_equal(found, bf16(x), equal_nan=True)
+    graph.outputs["loss"] = graph.add("sum", (graph.outputs["y"],), {"axes": (0,)})
+    gradients = differentiate(graph, {"loss": ("number", 1.0)}, {"x": node})
+    assert np.array_equal(evaluate_graph(gradients, {"x": x})["gradient:x"], np.ones_like(x))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_a_widened_value_is_the_same_number(dtype: str) -> None:
+    x = RNG.normal(size=500).astype(np.float16 if dtype == "f16" else ml_dtypes.bfloat16)
+    graph = Graph("widened")
+    node = graph.add("input", (), {"kind": "field", "name": "x", "dtype": dtype, "shape": x.shape})
+    graph.outputs["y"] = graph.add("widen", (node,))
+    found = run_graph(graph, {"x": x})["y"]
+    assert found.dtype == np.float32
+    assert np.array_equal(found, x.astype(np.float32))
