@@ -59,13 +59,19 @@ def test_losses_that_differ_end_the_comparison(other: list[float]) -> None:
         agree(TOY, [row("sexpgpu", 10), theirs])
 
 
-def test_the_model_has_a_value_for_every_parameter_and_no_other() -> None:
+@pytest.mark.parametrize("name", ["toy", "resnet"])
+def test_the_model_has_a_value_for_every_parameter_and_no_other(name: str) -> None:
     import sexpgpu
 
-    size = SIZES["toy"][1]
-    made = sexpgpu.load(ROOT / "scripts" / "peers" / gpt.FILE, set=gpt.hypers(size))
+    task = Task(name, "f32", 2)
+    model, size = task.model, task.size
+    made = sexpgpu.load(ROOT / "scripts" / "peers" / model.FILE, set=model.hypers(size))
     needed = {p.name: p.shape for p in made.elaborated.parameters}
-    assert {name: value.shape for name, value in gpt.ours(size, gpt.weights(size)).items()} == needed
+    assert {name: value.shape for name, value in model.ours(size, model.weights(size)).items()} == needed
+
+
+def test_the_batches_of_the_gpt_are_tokens() -> None:
+    size = SIZES["toy"][1]
     assert all(np.issubdtype(field.dtype, np.int32) for field in gpt.batches(size, 1)[0].values())
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from peers.tasks import DECAY, LEARNING_RATE
 
 FILE = "gpt.sexp"
 UNIT = "tokens"
@@ -17,9 +18,9 @@ def units(size: dict[str, int]) -> int:
     return size["B"] * size["T"]
 
 
-def hypers(size: dict[str, int]) -> dict[str, int]:
+def hypers(size: dict[str, int]) -> dict[str, float]:
     names = {"layers": "L", "width": "C", "heads": "H", "seq": "T", "vocab": "V", "batch": "B"}
-    return {name: size[letter] for name, letter in names.items()}
+    return {**{name: size[letter] for name, letter in names.items()}, "lr": LEARNING_RATE, "decay": DECAY}
 
 
 def shapes(size: dict[str, int]) -> dict[str, tuple[int, ...]]:

@@ -1,9 +1,10 @@
-"""PyTorch, eager or compiled: fused AdamW; bf16 is its autocast on the CPU."""
+"""PyTorch, eager or compiled: fused AdamW, or the model's own optimizer; bf16 is its autocast on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 from peers.tasks import BETAS, DECAY, EPSILON, LEARNING_RATE, Task, decays
 
@@ -18,11 +19,7 @@ def prepare(task: Task, count: int, variant: str) -> Callable[[int], float]:
     torch.set_num_threads(task.threads)
     model, size = task.model, task.size
     parameters, loss_of = model.pytorch(size, model.weights(size))
-    groups = [
-        {"params": [p for p in parameters.values() if decays(p.shape)], "weight_decay": DECAY},
-        {"params": [p for p in parameters.values() if not decays(p.shape)], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, fused=True)
+    optimizer = getattr(model, "pytorch_optimizer", adamw)(parameters)
     given = [{k: as_tensor(torch.from_numpy(v)) for k, v in b.items()} for b in model.batches(size, count)]
     if variant == "compiled":
         loss_of = torch.compile(loss_of)
@@ -37,6 +34,16 @@ def prepare(task: Task, count: int, variant: str) -> Callable[[int], float]:
         return float(loss.item())
 
     return step
+
+
+def adamw(parameters: dict[str, Any]) -> Any:
+    import torch
+
+    groups = [
+        {"params": [p for p in parameters.values() if decays(p.shape)], "weight_decay": DECAY},
+        {"params": [p for p in parameters.values() if not decays(p.shape)], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, fused=True)
 
 
 def as_tensor(value: object) -> object:

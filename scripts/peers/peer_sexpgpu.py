@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from peers.tasks import DECAY, LEARNING_RATE, Task
+from peers.tasks import Task
 
 WRITTEN_AS = "ours"
 PACKAGES = ("sexpgpu", "numba", "numpy")
@@ -17,8 +17,7 @@ def prepare(task: Task, count: int, variant: str) -> Callable[[int], float]:
 
     model, size = task.model, task.size
     given = model.batches(size, count)
-    hypers = {**model.hypers(size), "lr": LEARNING_RATE, "decay": DECAY}
-    trainer = sexpgpu.load(Path(__file__).with_name(model.FILE), set=hypers).trainer(
+    trainer = sexpgpu.load(Path(__file__).with_name(model.FILE), set=model.hypers(size)).trainer(
         device="cpu",
         threads=task.threads,
         precision="bfloat16" if task.precision == "bf16" else "off",

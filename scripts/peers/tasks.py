@@ -8,6 +8,7 @@ A module of a model has, for a size (a dict of numbers):
     ours(size, weights) -> {name: array}  the weights under the names and layouts of FILE
     pytorch(size, weights) -> (parameters, loss)   {name: Parameter}, loss(batch of tensors) -> scalar
     jax, tinygrad                         the same, with loss(parameters, batch) for jax; a model may lack any of them
+    pytorch_optimizer(parameters)         where it is not the AdamW of all others
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ LEARNING_RATE, BETAS, EPSILON, DECAY = 3e-4, (0.9, 0.999), 1e-8, 0.01
 SIZES: dict[str, tuple[str, dict[str, int]]] = {
     "toy": ("gpt", {"L": 2, "C": 128, "H": 4, "T": 64, "B": 8, "V": 256}),
     "small": ("gpt", {"L": 4, "C": 256, "H": 4, "T": 256, "B": 8, "V": 4096}),
+    "resnet": ("resnet", {"B": 32, "N": 3, "W": 16}),
     "gpt2": ("gpt", {"L": 12, "C": 768, "H": 12, "T": 1024, "B": 1, "V": 50257}),
     "lstm": ("lstm", {"E": 128, "H": 256, "T": 64, "B": 32, "V": 256}),
 }
