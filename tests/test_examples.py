@@ -64,6 +64,12 @@ def test_the_lstm_learns_as_it_does_with_every_value_kept(tmp_path: Path, cache:
     np.testing.assert_allclose([record["train/loss"] for record in records(tmp_path, kept)], losses, rtol=1e-3)
 
 
+def test_a_small_residual_network_learns_the_digits(tmp_path: Path, cache: Path) -> None:
+    done = sexpgpu_process(tmp_path, cache, "run", str(EXAMPLES / "resnet.sexp"), "--variant", "smoke")
+    evaluations = records(tmp_path, done, "eval")
+    assert evaluations[-1]["held-out/accuracy"] > 0.9
+
+
 def test_charlm_runs_on_a_text_beside_it(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "charlm.sexp").write_text((EXAMPLES / "charlm.sexp").read_text())
     (tmp_path / "data").mkdir()

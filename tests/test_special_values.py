@@ -27,6 +27,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "digits": {},
     "gpt2": {"layers": 2, "width": 64, "heads": 2, "seq": 24, "vocab": 97},
     "lstm": {"width": 16, "inner": 8, "seq": 5, "batch": 2},
+    "resnet": {"width": 2, "blocks": 1, "batch": 2},
 }
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40], np.float32)
 # Kernels of these hold exactly; a formula's own error is tested with the formulas.

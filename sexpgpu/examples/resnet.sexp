@@ -41,4 +41,4 @@
   :eval      (every 100 held-out :metrics [accuracy])
   :seed      1)
 
-(defvariant smoke (width 4) (blocks 1) (steps 40))
+(defvariant smoke (width 8) (blocks 1) (steps 100) (lr 0.1))
