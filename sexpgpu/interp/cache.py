@@ -37,6 +37,7 @@ _TRANSLATORS = (
     "ops/formulas.py",
     "interp/tracer.py",
     "interp/intrinsics.py",
+    "interp/frontend.py",
     "interp/compiling.py",
     "interp/loading.py",
     "interp/flatten.py",
