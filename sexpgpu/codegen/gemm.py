@@ -19,7 +19,8 @@ from sexpgpu.ir.types import SIZES
 
 # The argument words. The rows of c are cut into `tiles` of almost equal height: `taller` of them, the first, have one row
 # more than the kernel's least. Tables hold offsets in elements. A `step` is the distance along k, for operands that are
-# read where they lie (`direct`); `sums` is where the block's sums begin in scratch.
+# read where they lie (`direct`); rows of a narrow a are then widened as they lie. `sums` is where the block's sums begin in
+# scratch.
 WORDS = (
     *("n", "k", "tiles", "taller", "block_tiles", "block_columns", "row_blocks", "column_blocks"),
     *("a", "b", "c", "a_starts", "b_starts", "c_starts", "c_row", "adds", "depth", "panel_columns"),
@@ -50,7 +51,7 @@ def emit_gemm(dtype: str, result: str, tiling: Tiling, rows: int) -> str:
         f"; a matrix product of {dtype} to {result}, tiles of {tiling}, {rows} or {rows + 1} rows",
         gemm_tile.declarations(tiling) + gemm_pack.declarations(tiling.lanes),
         gemm_pack.pack(dtype, tiling.lanes),
-        *(gemm_pack.pack_lines(dtype, tiling.lanes, vectors) for vectors in {tiling.vectors, tiling.pitch // tiling.lanes}),
+        *(gemm_pack.pack_lines(dtype, tiling.lanes, vectors) for vectors in {1, tiling.vectors, tiling.pitch // tiling.lanes}),
         *(gemm_tile.tile(tiling, height) for height in (rows, rows + 1)),
         _Driver(dtype, result, tiling, rows).text(),
         ATTRIBUTES,
@@ -128,8 +129,12 @@ class _Driver:
             c, c_row, adds = self.sums, f.mul(whole, columns), f.choose(f.test("sgt", k, 0), 1, 0)
         with f.loop(0, self.tiles, PACKED_TILES) as first:
             until = f.least(f.add(first, PACKED_TILES), self.tiles)
-            with f.unless(f.test("ne", word["a_direct"], 0)):
+            a_direct = f.test("ne", word["a_direct"], 0)
+            with f.unless(a_direct):
                 self._pack_a(first, until, k, depth)
+            if self.dtype != "f32":
+                with f.when(a_direct):
+                    self._widen_a(first, until, k, depth)
             with f.loop(first, until) as number:
                 rows, i, kernel = self._tile(number)
                 a, a_row, a_step = self._operand_a(i, f.sub(number, first), k, depth)
@@ -222,6 +227,7 @@ class _Driver:
             of_steps = f"ptr {self._steps(name, steps[0])}, i64 {steps[1]}"
             of_panels = f"i64 {panels[0]}, i64 {panels[1]}, i64 {panels[2]}"
             first = f.at(source, f.word(table, 0), ELEMENTS[self.dtype])
+            of_panels += f", i64 {vectors * self.tiling.lanes}"
             f.do(f"call void @{gemm_pack.lines_name(vectors)}(ptr {first}, {of_steps}, ptr {out}, {of_panels})")
 
     def _source(self, name: str, at: str) -> tuple[str, str]:
@@ -238,6 +244,21 @@ class _Driver:
         f = self.f
         return f.choose(f.test("eq", turn, 0), f.sub(count, 1), f.sub(turn, 1))
 
+    def _widen_a(self, first: str, until: str, k: str, depth: str) -> None:
+        """The tiles from `first` on as they lie, row after row, in f32."""
+        f, lanes, element = self.f, self.tiling.lanes, ELEMENTS[self.dtype]
+        whole = f.divided(depth, lanes)
+        with f.loop(first, until) as number:
+            rows, i, _ = self._tile(number)
+            source, table = self._source("a", f.add(self.i0, i))
+            source, out = f.at(source, k, element), self._packed_a(f.sub(number, first), depth)
+            of_panels = f"i64 {whole}, i64 {lanes}, i64 {lanes}, i64 {depth}"
+            f.do(f"call void @{gemm_pack.lines_name(1)}(ptr {source}, ptr {table}, i64 {rows}, ptr {out}, {of_panels})")
+            with f.loop(f.mul(whole, lanes), depth) as step, f.loop(0, rows) as row:
+                place = f.at(f.at(source, f.word(table, row), element), step, element)
+                found = widened(f, self.dtype, 1, f.load(f"<1 x {element}>", place, SIZES[self.dtype]))
+                f.store("<1 x float>", found, f.at(out, f.add(f.mul(row, depth), step)), 4)
+
     def _packed_a(self, number: str, depth: str) -> str:
         return self.f.at(self.tiles_of_a, self.f.mul(self.f.mul(number, depth), self.tiling.pitch))
 
@@ -245,11 +266,15 @@ class _Driver:
         """The place of a tile of a, and its steps between rows and along k."""
         f, word = self.f, self.word
         direct = f.test("ne", word["a_direct"], 0)
-        there = f.at(f.at(self.a, f.mul(f.add(self.i0, i), word["a_row"])), f.mul(k, word["a_step"]))
+        there = packed = self._packed_a(number, depth)
+        row, step = depth, "1"
+        if self.dtype == "f32":
+            row, step = word["a_row"], word["a_step"]
+            there = f.at(f.at(self.a, f.mul(f.add(self.i0, i), row)), f.mul(k, step))
         return (
-            f.let(f"select i1 {direct}, ptr {there}, ptr {self._packed_a(number, depth)}"),
-            f.choose(direct, word["a_row"], 1),
-            f.choose(direct, word["a_step"], self.tiling.pitch),
+            f.let(f"select i1 {direct}, ptr {there}, ptr {packed}"),
+            f.choose(direct, row, 1),
+            f.choose(direct, step, self.tiling.pitch),
         )
 
     def _pack(self, name: str, lanes: tuple[str, str, str], steps: tuple[str, str, str], out: str, width: int) -> None:

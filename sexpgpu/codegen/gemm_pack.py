@@ -102,13 +102,13 @@ def pack_lines(dtype: str, lanes: int, vectors: int) -> str:
     step, each read from its first lane to its last."""
     f = Function(
         lines_name(vectors),
-        "ptr %source, ptr %steps, i64 %k, ptr %out, i64 %panels, i64 %lane_step, i64 %out_panel",
+        "ptr %source, ptr %steps, i64 %k, ptr %out, i64 %panels, i64 %lane_step, i64 %out_panel, i64 %out_step",
     )
     element = ELEMENTS[dtype]
     with f.loop(0, "%k") as k:
         line = f.at("%source", f.word("%steps", k), element)
         later = f.sub(f.word("%steps", f.least(f.add(k, AHEAD), f.sub("%k", 1))), f.word("%steps", k))
-        out = f.at("%out", f.mul(k, lanes * vectors))
+        out = f.at("%out", f.mul(k, "%out_step"))
         with f.loop(0, "%panels") as panel:
             first, place = f.at(line, f.mul(panel, "%lane_step"), element), f.at(out, f.mul(panel, "%out_panel"))
             for v in range(vectors):

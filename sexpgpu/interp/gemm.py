@@ -43,8 +43,8 @@ def tiling() -> Tiling:
 PAGE, MOST_CROWDED = 1024, 8
 # The least multiply-adds of a block, and the most blocks of a launch.
 BLOCK_WORK, MOST_BLOCKS = 1_000_000, 64
-# Multiply-adds in whose time an element is packed, or is read where it lies.
-PACKED, READ = 12.0, 3.0
+# Multiply-adds in whose time an element is packed, is widened as it lies, or is read where it lies.
+PACKED, WIDENED, READ = 12.0, 6.0, 3.0
 # What of a block's time may go into packing: so much to make four blocks of a launch, less to make more.
 FEW_BLOCKS, SPENT_ON_FEW, SPENT = 4, 0.4, 0.2
 # Below so many a launch is one block of the tape.
@@ -112,14 +112,17 @@ class Cut:
 
 
 def cut(launch: Product, tiling: Tiling) -> Cut:
-    plain = launch.dtype == "f32"
     few_columns, few_rows = launch.n <= 2 * tiling.columns, launch.m <= tiling.rows
     # Rows a page apart share sets of the first-level cache: many of a tile would push each other out of it.
     crowded = tiling.rows > MOST_CROWDED and launch.a.row % PAGE == 0
-    in_rows = launch.a.column == 1 and not crowded
-    a_direct = plain and not launch.a.has_loops and (in_rows or launch.k <= 1 or few_columns)
-    b_direct = plain and not launch.b.has_loops and (launch.b.column == 1 or launch.n <= 1) and few_rows
-    block_tiles, block_columns = _blocks(launch, tiling, READ if a_direct else PACKED, READ if b_direct else PACKED)
+    in_rows = launch.a.column == 1 and not launch.a.columns
+    if launch.dtype == "f32":
+        a_direct = not launch.a.has_loops and ((in_rows and not crowded) or launch.k <= 1 or few_columns)
+        b_direct = not launch.b.has_loops and (launch.b.column == 1 or launch.n <= 1) and few_rows
+        a_cost = READ if a_direct else PACKED
+    else:
+        a_direct, b_direct, a_cost = in_rows, False, WIDENED if in_rows else PACKED
+    block_tiles, block_columns = _blocks(launch, tiling, a_cost, READ if b_direct else PACKED)
     pieces = max(-(-launch.k // MOST_DEPTH), 1)
     depth = max(_whole(-(-launch.k // pieces), 8), 8)
     # About so many floats at a time: a short last part would pack all of a again for itself.
