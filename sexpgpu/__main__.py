@@ -4,6 +4,10 @@ from __future__ import annotations
 
 
 def main() -> None:
+    import gc
+
+    # Almost nothing that a start imports and builds is garbage, and a step leaves little: so it is looked for less often.
+    gc.set_threshold(200_000, 10, 10)
     from sexpgpu.cli.main import start
 
     start()
