@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from sexpgpu.initial import Normals
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.types import TensorType
-from sexpgpu.plan.work import Work
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from sexpgpu.plan.work import Work
 
     Array = NDArray[Any]
 

@@ -18,8 +18,7 @@ import struct
 from collections.abc import Callable
 
 from sexpgpu.codegen.layout import units_per_block
-from sexpgpu.plan.kernel import Attention, Place
-from sexpgpu.plan.report import attention_flops
+from sexpgpu.plan.kernel import Attention, Place, attention_flops
 
 HEAD_WORDS = 11
 # Rows and columns of a block of scores; rows are a multiple of a vector's elements.

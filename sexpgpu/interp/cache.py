@@ -116,7 +116,7 @@ class Cache:
         flat = flatten(elf)
         entry = flat.entries[f"k_{key}"] if flat else 0
         data = flat.code if flat else elf
-        self._replace(self.path(key), _HEAD.pack(_KERNEL, bool(flat), entry, len(data), _digest(data)) + data)
+        self.replace(self.path(key), _HEAD.pack(_KERNEL, bool(flat), entry, len(data), _digest(data)) + data)
 
     def read(self, key: str) -> Code | None:
         """The kernel of this key; None where there is none that is whole."""
@@ -148,10 +148,10 @@ class Cache:
             image += code.data
         body = rows + bytes(start - _BUNDLE_HEAD.size - len(rows)) + bytes(image)
         whole = _BUNDLE_HEAD.pack(_BUNDLE, len(kernels), start, len(body), _digest(body)) + body
-        self._replace(path, whole)
+        self.replace(path, whole)
         return whole
 
-    def _replace(self, path: Path, data: bytes) -> None:
+    def replace(self, path: Path, data: bytes) -> None:
         """Another name first, so that no reader ever sees half a file."""
         import tempfile
 

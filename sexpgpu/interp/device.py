@@ -16,18 +16,19 @@ from sexpgpu.installed import version_of
 from sexpgpu.interp import products
 from sexpgpu.interp.executor import Engine
 from sexpgpu.interp.executor import Executable as LoadedPlan
+from sexpgpu.interp.plans import Plans
 from sexpgpu.interp.processor import simd_class
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.types import SIZES, TensorType
 from sexpgpu.ops.pointwise import numpy_dtype
-from sexpgpu.plan.build import bound_outputs, plan
 from sexpgpu.plan.kernel import Generated, Plan, Product, flattened
 from sexpgpu.plan.lifetime import aligned
-from sexpgpu.plan.work import Work, works_of
 from sexpgpu.settings import Settings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from sexpgpu.plan.work import Work
 
     Array = NDArray[Any]
 
@@ -86,6 +87,8 @@ class CpuExecutable:
 
     @cached_property
     def works(self) -> Sequence[Work]:
+        from sexpgpu.plan.work import works_of
+
         return works_of(self.plan, self.graph)
 
     def run(self, hosts: Mapping[str, float], counter: Counter) -> None:
@@ -114,6 +117,7 @@ class CpuDevice:
     def __init__(self, settings: Settings) -> None:
         self.engine = Engine(settings.threads, settings.cache, settings.timings)
         self._calls: list[Call] | None = [] if settings.timings else None
+        self.plans = Plans(self.engine.cache)
         self.keep_values = settings.keep_values
         self._limit_bytes = settings.memory
         self._held_bytes = 0
@@ -158,13 +162,8 @@ class CpuDevice:
         keeps: ArenaMemory | None = None,
     ) -> CpuExecutable:
         landing = {name: memory.offset_bytes for name, memory in (lands or {}).items()}
-        made = plan(
-            graph,
-            aliases=bound_outputs(graph),
-            keep_values=self.keep_values,
-            landing=landing,
-            native=self.engine.blas is not None,
-        )
+        native = self.engine.blas is not None
+        made = self.plans.plan(graph, keep_values=self.keep_values, landing=landing, native=native)
         base = 0 if keeps is None else aligned(keeps.offset_bytes + keeps.type.size_bytes)
         loaded = self.engine.load(made, seed, base)
         return CpuExecutable(graph, made, loaded, self._lowering(graph, made, base), self._calls)

@@ -256,6 +256,13 @@ def places_of(launch: Launch) -> Iterator[Place]:
             yield launch.flag
 
 
+def attention_flops(launch: Attention) -> int:
+    """Those of its products, of a causal one half: 2 of them forward, 5 backward."""
+    width = 3 * launch.width + 2 * launch.value_width if launch.backward else launch.width + launch.value_width
+    whole = 2 * width * launch.batch * launch.heads * launch.rows * launch.columns
+    return whole // 2 if launch.causal else whole
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """`arena`: inside the one block that lifetimes share (its place there in `offset`); `external`: bound by name by whoever

@@ -18,6 +18,7 @@ from sexpgpu.plan.kernel import (
     Place,
     Plan,
     Product,
+    attention_flops,
     flattened,
     repeated,
 )
@@ -84,13 +85,6 @@ def flops_of(launch: Kernel) -> int:
 
 def product_flops(launch: Product) -> int:
     return 2 * launch.m * launch.n * launch.k * len(launch.c.starts)
-
-
-def attention_flops(launch: Attention) -> int:
-    """Those of its products, of a causal one half: 2 of them forward, 5 backward."""
-    width = 3 * launch.width + 2 * launch.value_width if launch.backward else launch.width + launch.value_width
-    whole = 2 * width * launch.batch * launch.heads * launch.rows * launch.columns
-    return whole // 2 if launch.causal else whole
 
 
 def memory_parts(plan: Plan) -> dict[str, int]:

@@ -6,13 +6,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sexpgpu.backend import Call
-from sexpgpu.plan.work import Work
 from sexpgpu.train.session import Session
+
+if TYPE_CHECKING:
+    from sexpgpu.plan.work import Work
 
 # The trace has the last so many steps, the table so many rows a graph.
 TRACED_STEPS = 3
