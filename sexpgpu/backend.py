@@ -128,6 +128,10 @@ class Device(Protocol):
 
     def read(self, memory: Any) -> Array: ...
 
+    def look(self, memory: Any) -> Array:
+        """The memory's content, to be read before anything else happens: it may be the memory itself."""
+        ...
+
     def landing(self, type: TensorType) -> Any:
         """Memory in which a graph leaves results that are read before another graph runs: values of the graph may lie
         there until the results come, so that both need little more than one of them."""

@@ -107,6 +107,9 @@ class ReferenceDevice:
     def read(self, memory: ReferenceMemory) -> NDArray[Any]:
         return memory.array.copy()
 
+    def look(self, memory: ReferenceMemory) -> NDArray[Any]:
+        return memory.array
+
     def landing(self, type: TensorType) -> ReferenceMemory:
         return self.allocate(type)
 

@@ -154,6 +154,9 @@ class CpuDevice:
     def read(self, memory: CpuMemory | ArenaMemory) -> Array:
         return memory.array.copy()
 
+    def look(self, memory: CpuMemory | ArenaMemory) -> Array:
+        return memory.array
+
     def prepare(
         self,
         graph: Graph,

@@ -197,9 +197,9 @@ class Training:
 
     def _unread(self, memories: Mapping[str, Any]) -> dict[str, checkpoint.Unread]:
         """Tensors of the device as a checkpoint takes them."""
-        read = self.session.device.read
+        look = self.session.device.look
         return {
-            name: checkpoint.Unread(np.dtype(np.float32), memory.type.shape, partial(read, memory))
+            name: checkpoint.Unread(np.dtype(np.float32), memory.type.shape, partial(look, memory))
             for name, memory in memories.items()
         }
 
@@ -244,7 +244,7 @@ def refuse_disagreement(exchange: Exchange, model: Model, step: int) -> None:
     from xxhash import xxh3_64_intdigest
 
     memories = {**model.parameters, **model.states}
-    mine = {name: xxh3_64_intdigest(model.device.read(memory).data) for name, memory in memories.items()}
+    mine = {name: xxh3_64_intdigest(model.device.look(memory).data) for name, memory in memories.items()}
     told = exchange.broadcast(mine)
     differing = [name for name in mine if mine[name] != told[name]]
     if exchange.agree(len(differing)):

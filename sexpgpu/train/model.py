@@ -45,10 +45,13 @@ class Model:
         }
 
     def start(self, values: Mapping[str, Array32]) -> None:
-        """Parameters as given, states as their optimizer starts them."""
+        """Parameters as given, states as their optimizer starts them. Memory that was not used yet holds zeros, and most
+        states begin so: they are not touched."""
         for name, memory in self.parameters.items():
             self.device.write(memory, values[name])
         for state in self.experiment.states:
+            if not state.fill:
+                continue
             memory = self.states[state_name(state.parameter, state.name)]
             self.device.write(memory, np.broadcast_to(np.float32(state.fill), state.shape))
 
