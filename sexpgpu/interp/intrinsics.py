@@ -13,7 +13,7 @@ sgemm(…)  scaled_sgemm(…)         a call of cblas_sgemm by its address
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from llvmlite import ir
@@ -81,11 +81,18 @@ def _promise(builder: Any, instruction: Any, group: int) -> None:
     """Different groups never overlap: LLVM then vectorises without comparing addresses first."""
     if group >= GROUPS:
         return
-    module = builder.module
+    own, others = _scopes(builder.module, group)
+    instruction.set_metadata("alias.scope", own)
+    instruction.set_metadata("noalias", others)
+
+
+@lru_cache(maxsize=GROUPS)
+def _scopes(module: Any, group: int) -> tuple[Any, Any]:
+    """A module's lists of the group's own scope and of all others; only the module that is being written is of use."""
     domain = module.add_metadata([ir.MetaDataString(module, "sexpgpu")])
     scopes = [module.add_metadata([ir.MetaDataString(module, f"group {g}"), domain]) for g in range(GROUPS)]
-    instruction.set_metadata("alias.scope", module.add_metadata([scopes[group]]))
-    instruction.set_metadata("noalias", module.add_metadata([s for g, s in enumerate(scopes) if g != group]))
+    own = module.add_metadata([scopes[group]])
+    return own, module.add_metadata([s for g, s in enumerate(scopes) if g != group])
 
 
 def _load(dtype: str, group: int) -> Any:

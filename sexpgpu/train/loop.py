@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,9 @@ from sexpgpu.train.session import Session, lowering_report, memory_annotation
 from sexpgpu.train.status import State, Status, StatusWriter
 from sexpgpu.train.step import StepResult
 from sexpgpu.train.stopping import Stopped, StopRequest
-from sexpgpu.train.timings import Timings
+
+if TYPE_CHECKING:
+    from sexpgpu.train.timings import Timings
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Training:
             self._saved = int(resumed["step"])
             self.stopper.restore(resumed.get("patience", {}))
             self.best.restore(resumed.get("best", {}))
-        self.timings = Timings(session) if session.settings.timings else None
+        self.timings = _timings(session) if session.settings.timings else None
         self._begin = clock()
 
     def run(self) -> Outcome:
@@ -224,6 +226,13 @@ class Training:
                 state, step, self.total, os.getpid(), os.uname().nodename, self.exchange.world.size, loss, eta, code
             )
         )
+
+
+def _timings(session: Session) -> Timings:
+    """Imported by the runs that ask for it."""
+    from sexpgpu.train.timings import Timings
+
+    return Timings(session)
 
 
 class Unwritten:
