@@ -11,7 +11,6 @@ import hashlib
 import marshal
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ _RECORDS: tuple[type, ...] = (
     kernel.Buffer, kernel.Plan,
 )  # fmt: skip
 _NUMBERS = {record: number for number, record in enumerate(_RECORDS)}
-_NAMES = [tuple(field.name for field in fields(record)) for record in _RECORDS]
+_NAMES: list[tuple[str, ...]] = [record.__match_args__ for record in _RECORDS]  # type: ignore[attr-defined]
 _PLAIN = (type(None), bool, int, float, str)
 # What stands first in the list of something that is not plain; records have their number there.
 _TUPLE, _SET, _DICT = -1, -2, -3

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal
+
+from msgspec.structs import replace
 
 from sexpgpu.ir.building import uncollected
 from sexpgpu.ir.graph import Graph, Node

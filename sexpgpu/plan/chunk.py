@@ -8,8 +8,10 @@ A product over the rows adds up chunk by chunk. How the rows are cut follows fro
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import lcm
+
+from msgspec.structs import replace
 
 from sexpgpu.ir.types import SIZES
 from sexpgpu.plan.kernel import Access, Attention, Generated, Indexed, Launch, Matrix, Place, Product, places_of

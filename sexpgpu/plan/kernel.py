@@ -14,13 +14,16 @@ Loops. A program has `rank` loops, outermost first, the last being the vector lo
 
 Instructions are in single-assignment order: an argument is the number of an earlier value, loads first (0 … loads-1),
 then instructions. Pointwise ones carry the IR operation's name.
+
+The records are msgspec's: a start makes thousands of them, and a dataclass costs four times as much to define and to make.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from sexpgpu.ir.host import Expression
 from sexpgpu.ir.types import TensorType
@@ -28,8 +31,7 @@ from sexpgpu.ir.types import TensorType
 Inner = Literal["zero", "one", "any"]
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """An operand. `memory`: read through strides. `index`: no memory, the integer offset + Σ stride·loop index (an iota,
     or an element's number in its tensor), as i64. `inner` is the class of the last loop's stride; in a row program a
     load with inner `zero` is a row value."""
@@ -39,8 +41,7 @@ class Load:
     inner: Inner
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(Struct, frozen=True):
     """`op`: a pointwise IR operation (`constant` has attribute value; `cast` converts to `dtype`; `random` takes (element,
     key0, key1, scan, microbatch, step) and gives f32), or `reduce_sum|prod|max|min|any|all|argmax|argmin` in row and column
     programs. `dtype` is the result's; `take` (what f32 values of bf16/f16 nodes mean) is by explicit casts only."""
@@ -51,8 +52,7 @@ class Instruction:
     attributes: tuple[tuple[str, Any], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(Struct, frozen=True):
     """Value number `value` is written; `alias` is the load that names the same memory with the same strides, or None."""
 
     value: int
@@ -61,8 +61,7 @@ class Store:
     alias: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Struct, frozen=True):
     """A generated kernel's structure; its text (repr) is the cache key."""
 
     kind: Literal["map", "row", "column"]
@@ -72,16 +71,14 @@ class Program:
     stores: tuple[Store, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A byte offset in a buffer of the plan."""
 
     buffer: int
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(Struct, frozen=True):
     """One operand of one launch: where its first element is (None for an index load) and its stride along every loop.
     `start` is the index load's offset."""
 
@@ -90,8 +87,7 @@ class Access:
     start: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
+class Generated(Struct, frozen=True):
     """A launch of a generated kernel: `loads` and `stores` in the program's order. `nodes`: what it computes (for reports)."""
 
     program: Program
@@ -105,8 +101,7 @@ class Generated:
 Loops = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
+class Matrix(Struct, frozen=True):
     """A matrix operand of a product: element (i, j) of batch entry z is at start[z] + i·row + j·column; row or column is 1
     (both may be anything where a size is 1). With `rows` (of a and b alone), row i is where the loops' i-th turn is, the
     innermost turning fastest, in place of i·row; `columns` likewise."""
@@ -123,8 +118,7 @@ class Matrix:
         return bool(self.rows or self.columns)
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(Struct, frozen=True):
     """c[z] = a[z] (m × k) · b[z] (k × n), z over the batch; c has column stride 1. k may be 0 (the product is 0 then).
     `dtype` is that of a and b, and of c where `result` names no other. `accumulate`: the product is added to what c holds."""
 
@@ -144,8 +138,7 @@ class Product:
         return self.result or self.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class Indexed:
+class Indexed(Struct, frozen=True):
     """A hand-written kernel on contiguous operands, seen as [outer, middle, inner]:
     take         (x [outer size inner], i [count])        -> out [outer count inner]
     scatter_add  (i [count], u [outer count inner])       -> out [outer size inner], added in the order of the indices
@@ -170,8 +163,7 @@ class Indexed:
     nodes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Struct, frozen=True):
     """softmax(scale · q kᵀ) v of every head, or its gradients from the rows' log-sum-exp (natural) that the forward kept.
 
     loads   q, k, v; backward also out, lse, dout; then the mask where it is `masked` (bool: what counts)
@@ -196,8 +188,7 @@ class Attention:
     nodes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """A buffer that is a part of another, which part follows the loop: at position p the memory at base + step · (p + shift),
     where there is a period base + step · ((p + shift) mod period)."""
 
@@ -208,8 +199,7 @@ class Window:
     period: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
+class Loop(Struct, frozen=True):
     """Launches that run `length` times, at positions 0, 1, … or, in reverse, from the last one down. `windows` are the
     buffers that follow the position; what is in `temporaries` is made and used within an iteration."""
 
@@ -263,8 +253,7 @@ def attention_flops(launch: Attention) -> int:
     return whole // 2 if launch.causal else whole
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(Struct, frozen=True):
     """`arena`: inside the one block that lifetimes share (its place there in `offset`); `external`: bound by name by whoever
     runs the plan (fields, parameters, states, gradients); `runtime`: host scalars, random keys, flags; `window`: no memory of
     its own, a loop says where it is."""
@@ -275,8 +264,7 @@ class Buffer:
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """Everything decided before the first step.
 
     externals  buffer name → type: `field:tokens`, `parameter:gpt.wte`, `state:gpt.wte:m`, `gradient:gpt.wte`

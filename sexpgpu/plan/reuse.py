@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from sexpgpu.plan.kernel import Access, Attention, Generated, Indexed, Launch, Loop, Place, Product
 from sexpgpu.plan.lifetime import Life
