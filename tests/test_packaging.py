@@ -47,7 +47,7 @@ def test_the_wheel_names_version_and_python(wheel: zipfile.ZipFile) -> None:
 def test_the_base_brings_no_cuda_wheel_and_the_extra_pins_them(wheel: zipfile.ZipFile) -> None:
     requirements = Parser().parsestr(metadata(wheel, "METADATA")).get_all("Requires-Dist") or []
     base = {r.split(">")[0].strip() for r in requirements if "extra ==" not in r}
-    wanted = "numba numpy llvmlite mpi4py click rich msgspec safetensors ml_dtypes xxhash filelock"
+    wanted = "numba numpy llvmlite mpi4py click rich msgspec safetensors ml_dtypes xxhash"
     assert {name.replace("-", "_") for name in base} == set(wanted.split())
     cuda = sorted(r.split(";")[0].strip() for r in requirements if 'extra == "cuda"' in r)
     assert cuda == ["nvidia-cublas==13.1.0.3", "nvidia-cuda-nvrtc==13.0.88", "nvidia-cudnn-cu13==9.13.0.50"]

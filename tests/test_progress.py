@@ -99,7 +99,7 @@ def test_the_first_line_comes_before_anything_heavy_is_imported(tmp_path: Path) 
         "import sys\nsys.argv = ['sexpgpu', 'run', 'nowhere.sexp']\n"
         "from sexpgpu.train.progress import Progress\nfrom sexpgpu.__main__ import main\n"
         "def line(self, text):\n"
-        "    print(text, [m for m in ('numpy', 'rich', 'msgspec', 'filelock', 'llvmlite') if m in sys.modules])\n"
+        "    print(text, [m for m in ('numpy', 'rich', 'msgspec', 'llvmlite') if m in sys.modules])\n"
         "    sys.exit(0)\n"
         "Progress.line = line\nmain()\n"
     )

@@ -95,7 +95,7 @@ def create_run_folder(out: Path, run: str, experiment_hash: str, now: datetime |
 @contextmanager
 def writing(folder: RunFolder) -> Iterator[None]:
     """Hold the folder as its only writer; the lock ends with the process, however it ends."""
-    # As filelock does it, whose import would take a tenth of a start.
+    # The lock that the filelock package takes, whose import would take a tenth of a start.
     import fcntl
 
     try:
