@@ -362,6 +362,18 @@ CATALOGUE: dict[str, Entry] = _table(
         "pip install mpich, and start with its mpirun",
     ),
     Entry(
+        "E-DEV-003",
+        "CUDA library missing",
+        "a run on cuda needs a CUDA library that is not installed",
+        "run the `pip install` that the message names, or pip install 'sexpgpu[cuda]' for all of them",
+    ),
+    Entry(
+        "E-DEV-004",
+        "CUDA library does not load",
+        "a CUDA library is installed and cannot be used: its file is damaged, or another version than the library that needs it",
+        "run the `pip install --force-reinstall` that the message names",
+    ),
+    Entry(
         "E-MEM-001",
         "does not fit in memory",
         "the plan needs more memory than the device has",

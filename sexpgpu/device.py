@@ -47,7 +47,8 @@ def missing_for_cuda() -> list[str]:
     """What keeps this process from using a CUDA device, in the order in which it is best mended; empty: nothing."""
     import platform
 
-    from sexpgpu.cuda.probe import DRIVER, LIBRARIES, library_loads
+    from sexpgpu.cuda.library import DRIVER, LIBRARIES
+    from sexpgpu.cuda.probe import library_loads
 
     machine = f"{platform.system()} {platform.machine()}"
     if machine != "Linux x86_64":

@@ -15,7 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from sexpgpu.cuda.probe import LEAST_CAPABILITY, LEAST_CUDA, LIBRARIES, Driver, Library, probe_driver
+from sexpgpu.cuda.library import LIBRARIES, Library
+from sexpgpu.cuda.probe import LEAST_CAPABILITY, LEAST_CUDA, Driver, probe_driver
 from sexpgpu.device import choose, missing_for_cuda
 from sexpgpu.dist.found import Found, find_launcher, find_library, fit
 from sexpgpu.errors import Error

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from sexpgpu.cuda.probe import LIBRARIES, Card, Driver, Library, probe_driver
+from sexpgpu.cuda.library import LIBRARIES, Library
+from sexpgpu.cuda.probe import Card, Driver, probe_driver
 from sexpgpu.dist.found import Found
 from sexpgpu.dist.world import without_launcher
 from sexpgpu.doctor import PACKAGES, Line, Report, examine, library_line, mpi_lines, version_key, writable

@@ -1,4 +1,4 @@
-"""What is here of CUDA: the driver and its cards, asked without using them, and the libraries that pip has installed."""
+"""What is here of CUDA: the driver and its cards, asked without using them."""
 
 from __future__ import annotations
 
@@ -7,29 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-DRIVER = "libcuda.so.1"
+from sexpgpu.cuda.library import DRIVER
+
 # The driver's own number of the CUDA version that it serves; 13.0 is what driver 580 brings.
 LEAST_CUDA = (13, 0)
 LEAST_CAPABILITY = (8, 0)
 # Attributes of a device, as cuda.h numbers them.
 CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
 NO_DEVICE = 100
-
-
-@dataclass(frozen=True)
-class Library:
-    """A distribution of the extra [cuda]: its least version, and whether a run can do without it."""
-
-    distribution: str
-    least: str
-    optional: bool = False
-
-
-LIBRARIES = (
-    Library("nvidia-cuda-nvrtc", "13.0.88"),
-    Library("nvidia-cublas", "13.1.0.3"),
-    Library("nvidia-cudnn-cu13", "9.13.0.50", optional=True),
-)
 
 
 @dataclass(frozen=True)
