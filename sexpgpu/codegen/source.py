@@ -81,11 +81,9 @@ def spell(program: Program, instruction: Instruction, names: list[str], source: 
     return f"as_{instruction.dtype}({spelled})" if op in _WRAPPING and instruction.dtype in INTEGERS else spelled
 
 
-def describe(program: Program) -> str:
-    """The program as text, one value a line: the docstring of its kernel."""
-    lines = [f'"""A {program.kind} of {program.rank} loops.', ""]
-    for number, load in enumerate(program.loads):
-        lines.append(f"    %{number} = {load.kind} {load.dtype} {load.inner}")
+def describe_lines(program: Program) -> list[str]:
+    """The program as text, one value a line."""
+    lines = [f"    %{number} = {load.kind} {load.dtype} {load.inner}" for number, load in enumerate(program.loads)]
     for number, instruction in enumerate(program.body, len(program.loads)):
         operands = " ".join(f"%{a}" for a in instruction.arguments)
         attributes = " ".join(f"{k}={v!r}" for k, v in instruction.attributes)
@@ -93,4 +91,9 @@ def describe(program: Program) -> str:
     for store in program.stores:
         over = "" if store.alias is None else f" over %{store.alias}"
         lines.append(f"    store %{store.value} {store.dtype} {store.inner}{over}")
-    return "\n".join([*lines, '"""', ""])
+    return lines
+
+
+def describe(program: Program) -> str:
+    """The docstring of a program's kernel."""
+    return "\n".join([f'"""A {program.kind} of {program.rank} loops.', "", *describe_lines(program), '"""', ""])

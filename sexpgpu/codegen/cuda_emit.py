@@ -1,0 +1,50 @@
+"""From a plan's launches to CUDA launches: which kernel, over which grid, with which arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+
+from sexpgpu.codegen.cuda_map import emit_map
+from sexpgpu.codegen.cuda_operands import Alignment
+from sexpgpu.codegen.cuda_source import CudaLaunch
+from sexpgpu.plan.kernel import Generated, Kernel, Loop, Place, Plan
+
+# Every buffer of a plan begins on such a boundary, in memory and in the arena.
+BUFFER_ALIGNMENT = 256
+
+
+class NotWritten(Exception):
+    """A launch that no CUDA kernel is written for yet."""
+
+
+def alignment_of(plan: Plan) -> Alignment:
+    """The alignment of a plan's places: a window's is what its steps keep."""
+    windows = {window.buffer: window for loop in _loops(plan.launches) for window in loop.windows}
+
+    def alignment(place: Place) -> int:
+        known = gcd(BUFFER_ALIGNMENT, place.offset)
+        if place.buffer in windows:
+            window = windows[place.buffer]
+            return gcd(known, window.step, alignment(window.base))
+        if plan.buffers[place.buffer].kind == "arena":
+            return gcd(known, plan.buffers[place.buffer].offset)
+        return known
+
+    return alignment
+
+
+def _loops(launches: object) -> Iterator[Loop]:
+    assert isinstance(launches, tuple)
+    for launch in launches:
+        if isinstance(launch, Loop):
+            yield launch
+            yield from _loops(launch.launches)
+
+
+def cuda_launches(launch: Kernel, alignment: Alignment) -> tuple[CudaLaunch, ...]:
+    """What runs, one after the other, for one launch of the plan; nothing where there is nothing to compute."""
+    if isinstance(launch, Generated) and launch.program.kind == "map":
+        made = emit_map(launch, alignment)
+        return () if made is None else (made,)
+    raise NotWritten(type(launch).__name__)
