@@ -1,0 +1,151 @@
+"""Plans run by the CUDA kernels on the PTX simulator: generated, compiled by NVRTC, launched in order, every finding kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from sexpgpu.codegen.cuda_emit import alignment_of, cuda_launches
+from sexpgpu.codegen.cuda_source import Argument, CudaLaunch, Scratch, module_source
+from sexpgpu.cuda.nvrtc import compile_source
+from sexpgpu.ir.graph import Graph
+from sexpgpu.ir.host import evaluate
+from sexpgpu.ops.pointwise import numpy_dtype
+from sexpgpu.plan.build import plan as plan_graph
+from sexpgpu.plan.kernel import Launch, Loop, Place, Plan, Program, flattened
+from sexpgpu.randomness import key_of
+from tests import simulator
+from tests.programs import base_of, launch_plan
+
+
+@lru_cache(maxsize=256)
+def compiled(source: str, arch: str = "sm_80") -> Any:
+    return simulator.load(compile_source(source, arch).ptx)
+
+
+@dataclass
+class Simulated:
+    """A plan in the simulator's memory. `findings`: what its detectors saw; `outcomes`: of each CUDA launch."""
+
+    plan: Plan
+    arch: str = "sm_80"
+    seed: int = 0
+    findings: list[Any] = field(default_factory=list)
+    outcomes: list[tuple[CudaLaunch, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.alignment = alignment_of(self.plan)
+        self.made = [cuda_launches(launch, self.alignment) for launch in flattened(self.plan.launches)]
+        every = [launch for launches in self.made for launch in launches]
+        self.module = compiled(module_source(launch.kernel for launch in every), self.arch) if every else None
+        size = sum(b.size_bytes + 512 for b in self.plan.buffers if b.kind != "arena") + self.plan.arena_bytes
+        workspace = max((launch.workspace_bytes for launch in every), default=0)
+        self.memory = simulator.Memory(2 * size + workspace + (1 << 20))
+        self.workspace = self.memory.allocate(workspace) if workspace else 0
+        arena = self.memory.allocate(self.plan.arena_bytes) if self.plan.arena_bytes else 0
+        self.addresses = {
+            n: arena + b.offset if b.kind == "arena" else self.memory.allocate(max(b.size_bytes, 16))
+            for n, b in enumerate(self.plan.buffers)
+            if b.kind != "window"
+        }
+        self.numbers = {b.name: n for n, b in enumerate(self.plan.buffers)}
+
+    def address(self, place: Place) -> int:
+        return self.addresses[place.buffer] + place.offset
+
+    def bind(self, name: str, array: Any) -> None:
+        if array.nbytes:
+            self.memory.write(self.addresses[self.numbers[name]], np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+    def run(self, hosts: Mapping[str, float] | None = None, microbatch: int = 0, step: int = 0) -> None:
+        """One call, as an executable makes it: host scalars, keys, counters and flags, then the launches."""
+        for expression, place in self.plan.hosts:
+            self.memory.write(self.address(place), np.array([evaluate(expression, hosts or {})], np.float32))
+        for path, ordinal, place in self.plan.randoms:
+            self.memory.write(self.address(place), np.array(key_of(self.seed, path, ordinal), np.uint32))
+        for number, buffer in enumerate(self.plan.buffers):
+            if buffer.name == "runtime:counter":
+                self.memory.write(self.addresses[number], np.array([0, microbatch, step, 0], np.uint32))
+            if buffer.name == "runtime:positions" and buffer.size_bytes:
+                self.memory.write(self.addresses[number], np.arange(buffer.size_bytes // 4, dtype=np.uint32))
+        for place, _ in self.plan.flags:
+            self.memory.write(self.address(place), np.zeros(2, np.int64))
+        self._launch_all(self.plan.launches, 0)
+
+    def _launch_all(self, launches: Sequence[Launch], number: int) -> None:
+        for launch in launches:
+            if not isinstance(launch, Loop):
+                for made in self.made[number]:
+                    self._launch(made)
+                number += 1
+                continue
+            for position in reversed(range(launch.length)) if launch.reverse else range(launch.length):
+                for window in launch.windows:
+                    part = position + window.shift
+                    part = part % window.period if window.period else part
+                    self.addresses[window.buffer] = self.address(window.base) + part * window.step
+                self._launch_all(launch.launches, number)
+            number += sum(1 for _ in flattened(launch.launches))
+
+    def _launch(self, made: CudaLaunch) -> None:
+        assert self.module is not None
+        parameters = [self._argument(argument) for argument in made.arguments]
+        outcome = self.module.launch(
+            made.kernel.name, made.grid, (made.kernel.threads, 1, 1), parameters, self.memory, made.shared_bytes
+        )
+        self.findings += outcome.findings
+        self.outcomes.append((made, outcome))
+
+    def _argument(self, argument: Argument) -> Any:
+        if isinstance(argument, Place):
+            return np.uint64(self.address(argument))
+        if isinstance(argument, Scratch):
+            return np.uint64(self.workspace + argument.offset_bytes)
+        return np.int64(argument)
+
+    def read(self, place: Place, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        count = int(np.prod(shape, dtype=np.int64))
+        made = numpy_dtype(dtype)
+        if count == 0:
+            return np.zeros(shape, made)
+        words = self.memory.read(self.address(place), count * made.itemsize, np.uint8)
+        return np.asarray(words.view(made).reshape(shape))
+
+    def output(self, name: str) -> np.ndarray:
+        place, type_ = self.plan.outputs[name]
+        return self.read(place, type_.shape, type_.dtype)
+
+
+def run_graph(
+    graph: Graph, values: Mapping[str, Any], hosts: Mapping[str, float] | None = None, **options: Any
+) -> tuple[dict[str, np.ndarray], Simulated]:
+    """The outputs in their dtypes, as `on_cpu.run_graph` gives them, and the simulated plan; `values` by input name."""
+    made = Simulated(plan_graph(graph, native=False, **options))
+    for node in graph.inputs:
+        array = np.array(values[node.attributes["name"]], numpy_dtype(node.dtype))
+        made.bind(f"{node.attributes['kind']}:{node.attributes['name']}", array)
+    made.run(hosts)
+    return {name: made.output(name) for name in graph.outputs}, made
+
+
+def run_program(program: Program, operands: Sequence[Any], outputs: Sequence[Any], arch: str = "sm_80") -> Simulated:
+    """Runs one launch of a program written by hand on copies in the simulator, and copies what was written back into the
+    arrays' own memory, as `programs.run_program` leaves it."""
+    made = Simulated(launch_plan(program, operands, outputs), arch)
+    arrays = [a for a in operands if isinstance(a, np.ndarray)]
+    arrays += [o for o, s in zip(outputs, program.stores, strict=True) if s.alias is None]
+    bases = [base_of(array) for array in arrays]
+    for number, base in enumerate(bases):
+        made.memory.write(made.addresses[number], _bytes(base))
+    made.run()
+    for number, base in enumerate(bases):
+        _bytes(base)[...] = made.memory.read(made.addresses[number], base.nbytes, np.uint8)
+    return made
+
+
+def _bytes(base: Any) -> Any:
+    return base.reshape(-1).view(np.uint8)
