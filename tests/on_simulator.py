@@ -44,7 +44,7 @@ class Simulated:
         self.module = compiled(module_source(launch.kernel for launch in every), self.arch) if every else None
         size = sum(b.size_bytes + 512 for b in self.plan.buffers if b.kind != "arena") + self.plan.arena_bytes
         workspace = max((launch.workspace_bytes for launch in every), default=0)
-        self.memory = simulator.Memory(2 * size + workspace + (1 << 20))
+        self.memory = simulator.Memory((2 * size + workspace + (1 << 20)) // 256 * 256)
         self.workspace = self.memory.allocate(workspace) if workspace else 0
         arena = self.memory.allocate(self.plan.arena_bytes) if self.plan.arena_bytes else 0
         self.addresses = {

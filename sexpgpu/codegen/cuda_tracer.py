@@ -62,13 +62,20 @@ def literal(number: float, dtype: str) -> str:
     if dtype in _BITS:
         return _integer(int(number), dtype)
     if dtype == "f64":
-        return f"({float(number)!r})"
+        return _double(float(number))
     (rounded,) = unpack("<f", _float_bytes(number))
     if isfinite(rounded) and (rounded != 0 or copysign(1, rounded) > 0):
         return f"({rounded!r}f)" if rounded < 0 else f"{rounded!r}f"
     if isnan(rounded):
         return "__int_as_float(0x7fc00000)"
     return f"__int_as_float(0x{unpack('<I', pack('<f', rounded))[0]:08x})"
+
+
+def _double(number: float) -> str:
+    if isfinite(number):
+        return f"({number!r})"
+    words = 0x7FF8 << 48 if isnan(number) else unpack("<Q", pack("<d", number))[0]
+    return f"__longlong_as_double(0x{words:016x})"
 
 
 def _float_bytes(number: float) -> bytes:
