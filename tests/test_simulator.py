@@ -38,3 +38,15 @@ def test_a_kernel_reads_its_parameters_and_writes_its_output() -> None:
     assert outcome.findings == []
     assert outcome.instructions == 32 * 11
     assert memory.read(y, 32, np.float32).tolist() == [2.5 * i for i in range(32)]
+
+
+def test_the_words_that_a_launch_touched_are_told() -> None:
+    memory = Memory(1 << 20)
+    x = memory.put(np.arange(40, dtype=np.float32))
+    y = memory.allocate(160)
+    parameters = [np.uint64(x + 8), np.uint64(y), np.float32(2.5)]
+    load(SCALE).launch("scale", (1, 1, 1), (32, 1, 1), parameters, memory)
+    assert memory.touched(x, 160, written=False).tolist() == list(range(2, 34))
+    assert memory.touched(x, 160, written=True).size == 0
+    assert memory.touched(y, 160, written=True).tolist() == list(range(32))
+    assert memory.touched(y, 160, written=False).size == 0

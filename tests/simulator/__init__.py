@@ -68,6 +68,12 @@ class Memory:
     def free(self, address: int) -> None:
         self.arena.free(address)
 
+    def touched(self, address: int, n_bytes: int, written: bool) -> np.ndarray:
+        """Which 4-byte words from an address on the last launch wrote (or read): their numbers, ascending."""
+        start = self.arena._chk(address, n_bytes, "touched") // 4
+        launches = self.arena.wl if written else self.arena.rl
+        return np.flatnonzero(launches[start : start - (-n_bytes // 4)] == self.launches)
+
 
 class Module:
     """A loaded PTX text."""

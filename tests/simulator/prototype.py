@@ -53,6 +53,7 @@ class Memory:
         s.allocs = {}
         s.wr = np.zeros(size // 4, u32)  # last writer (global thread id + 1) in this launch
         s.wl = np.zeros(size // 4, u32)  # launch id of that write
+        s.rl = np.zeros(size // 4, u32)  # launch id of the last read
 
     def alloc(s, n):
         o = s.top
@@ -560,6 +561,7 @@ class Run:
                 wd = np.unique(o // 4) if w * n <= 4 else None
                 k4 = o // 4
                 for j in range(max(1, w * n // 4)):
+                    s.mem.rl[k4 + j] = s.lid
                     lw = s.mem.wr[k4 + j]
                     bad = (s.mem.wl[k4 + j] == s.lid) & ((lw - 1) // s.T != (s.gid[I] - 1) // s.T)
                     if bad.any():
