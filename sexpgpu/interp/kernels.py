@@ -7,17 +7,14 @@ places and skip what is there already, so that nobody ever waits for anybody.
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sexpgpu.interp.cache import Cache, Code, entries_of
 from sexpgpu.interp.loading import Linked, Mapped
-
-if TYPE_CHECKING:
-    import subprocess
+from sexpgpu.processes import end_helpers, rotated, start_helper
 
 # A helper's start costs as much as this many kernels.
 WORTH_A_HELPER = 8
@@ -103,49 +100,19 @@ def _map_flat(flat: dict[str, Code], keys: dict[str, str], cache: Cache, made: K
 def _compile(missing: dict[str, str], cache: Cache, processors: int) -> list[str]:
     """Compiles every missing kernel; lines about helpers that failed."""
     # Ranks that start together begin at different places too.
-    order = _rotated(sorted(missing), os.getpid())
+    order = rotated(sorted(missing), os.getpid())
     count = min(processors, 1 + len(order) // WORTH_A_HELPER, 1 + MOST_HELPERS)
-    helpers = [_helper(_rotated(order, k * len(order) // count), missing, cache) for k in range(1, count)]
+    helpers = []
+    for k in range(1, count):
+        pairs = [(key, missing[key]) for key in rotated(order, k * len(order) // count)]
+        helpers.append(start_helper("sexpgpu.interp.compiling", {"folder": str(cache.folder), "sources": pairs}))
     from sexpgpu.interp.compiling import compile_sources
 
+    failures: list[str] = []
     try:
         compile_sources(((key, missing[key]) for key in order if not cache.path(key).exists()), cache.write)
         # What a helper left behind damaged or unfinished is made here.
         compile_sources(((key, missing[key]) for key in order if cache.read(key) is None), cache.write)
     finally:
-        failed = [helper for helper in helpers if helper.poll() not in (None, 0)]
-        for helper in helpers:
-            helper.kill()
-            helper.wait()
-    return [f"kernels: a helper process failed with exit code {helper.returncode}" for helper in failed]
-
-
-def _rotated(order: Sequence[str], start: int) -> list[str]:
-    """From another place on, and round to it."""
-    start %= len(order)
-    return [*order[start:], *order[:start]]
-
-
-def _helper(order: Sequence[str], sources: dict[str, str], cache: Cache) -> subprocess.Popen[bytes]:
-    """A process that compiles in this order what is not in the cache yet."""
-    import json
-    import subprocess
-
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
-    helper = subprocess.Popen(
-        [sys.executable, "-m", "sexpgpu.interp.compiling"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,
-    )
-    assert helper.stdin is not None
-    request = {"folder": str(cache.folder), "sources": [(key, sources[key]) for key in order]}
-    try:
-        helper.stdin.write(json.dumps(request).encode())
-        helper.stdin.close()
-    except BrokenPipeError:
-        # It died at its start; its exit code is reported with the others'.
-        pass
-    return helper
+        failures += end_helpers(helpers)
+    return failures

@@ -1,0 +1,50 @@
+"""Helper processes: a module of ours, run by itself with a request on its standard input."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
+
+
+def start_helper(module: str, request: Any) -> subprocess.Popen[bytes]:
+    """`python -m MODULE` with the request as JSON; it finds what this process finds and is heard only by its exit code."""
+    import json
+    import subprocess
+
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+    helper = subprocess.Popen(
+        [sys.executable, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
+    )
+    assert helper.stdin is not None
+    try:
+        helper.stdin.write(json.dumps(request).encode())
+        helper.stdin.close()
+    except BrokenPipeError:
+        # It died at its start; its exit code is reported with the others'.
+        pass
+    return helper
+
+
+def end_helpers(helpers: Sequence[subprocess.Popen[bytes]]) -> list[str]:
+    """Ends those that still run; a line about each that had failed before."""
+    failed = [helper for helper in helpers if helper.poll() not in (None, 0)]
+    for helper in helpers:
+        helper.kill()
+        helper.wait()
+    return [f"kernels: a helper process failed with exit code {helper.returncode}" for helper in failed]
+
+
+def rotated(order: Sequence[str], start: int) -> list[str]:
+    """From another place on, and round to it."""
+    start %= len(order)
+    return [*order[start:], *order[:start]]
