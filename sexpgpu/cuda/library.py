@@ -23,9 +23,13 @@ class Library:
     objects: tuple[str, ...] = ()
 
     @property
-    def install(self) -> str:
-        """The command that brings it."""
-        return f"pip install {self.distribution}=={self.least}"
+    def pinned(self) -> str:
+        """The version that was tried, as pip writes it."""
+        return f"{self.distribution}=={self.least}"
+
+    @property
+    def reinstall(self) -> str:
+        return f"pip install --force-reinstall {self.pinned}"
 
 
 # A name always has its version: an unversioned one may be any toolkit's.
@@ -84,20 +88,21 @@ def find(name: str, folders: Sequence[str] | None = None) -> Found | None:
 def load(name: str, folders: Sequence[str] | None = None) -> ctypes.CDLL:
     """A shared object, after those that it needs. One that is loaded already is the same one.
 
-    Raises E-DEV-003 where a file is not installed and E-DEV-004 where it does not load.
+    Raises E-DEV-003 where a file is not installed, before anything is loaded, and E-DEV-004 where one does not load.
     """
-    for needed in BEFORE[name]:
-        _load(needed, folders)
-    return _load(name, folders)
+    found = {each: find(each, folders) for each in (*BEFORE[name], name)}
+    missing = [each for each, place in found.items() if place is None]
+    if missing:
+        wanted = dict.fromkeys(library_of(each) for each in missing)
+        install = " ".join(["pip install", *(library.pinned for library in wanted)])
+        raise Error("E-DEV-003", f"not installed of the CUDA libraries: {', '.join(missing)}", notes=[install])
+    loaded = [_load(each, place.path) for each, place in found.items() if place]
+    return loaded[-1]
 
 
-def _load(name: str, folders: Sequence[str] | None) -> ctypes.CDLL:
-    library = library_of(name)
-    found = find(name, folders)
-    if found is None:
-        raise Error("E-DEV-003", f"the CUDA library {name} is not installed", notes=[library.install])
+def _load(name: str, path: Path) -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(str(found.path), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError as problem:
-        notes = [f"pip install --force-reinstall {library.distribution}=={library.least}"]
-        raise Error("E-DEV-004", f"the CUDA library {found.path} does not load: {problem}", notes=notes) from None
+        message = f"the CUDA library {path} does not load: {problem}"
+        raise Error("E-DEV-004", message, notes=[library_of(name).reinstall]) from None

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from sexpgpu.cuda.binding import CallFailed, Function, Table, bind
-from sexpgpu.cuda.library import NVRTC, load
+from sexpgpu.cuda.library import NVRTC, library_of, load
 from sexpgpu.errors import Error
 
 # Products and sums are rounded one by one: the same formula then gives the same bits as on the CPU.
@@ -112,7 +112,7 @@ def _raise_ours(failed: NvrtcFailed, log: str, source: str) -> None:
     # The one error of a compile that is not the source's: the file that NVRTC looks for by its name.
     if "libnvrtc-builtins" in log:
         message = f"NVRTC does not find its builtins: {log.strip()}"
-        raise Error("E-DEV-004", message, notes=["pip install --force-reinstall nvidia-cuda-nvrtc==13.0.88"])
+        raise Error("E-DEV-004", message, notes=[library_of(NVRTC).reinstall])
     raise SourceRejected(str(failed), log, source) from failed
 
 
