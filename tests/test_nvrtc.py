@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from sexpgpu.cuda.arch import Arch, choose_arch
 from sexpgpu.cuda.library import NVRTC, find
 from sexpgpu.cuda.nvrtc import OPTIONS, SourceRejected, compile_source, supported_archs, version
 
@@ -73,3 +74,35 @@ def test_the_same_source_gives_the_same_machine_code_in_another_process() -> Non
         for _ in range(2)
     }
     assert len(digests) == 1
+
+
+KNOWN = (75, 80, 86, 89, 90, 100, 103, 120)
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch", "said"),
+    [
+        ((8, 0), "sm_80", ""),
+        ((9, 0), "sm_90", ""),
+        ((10, 3), "sm_103", ""),
+        # Machine code runs on newer cards of its major number.
+        ((8, 7), "sm_86", "compute capability 8.7; they are compiled for sm_86"),
+        ((12, 1), "sm_120", "compute capability 12.1; they are compiled for sm_120"),
+        # Of another major number only PTX does, and only of an older arch.
+        ((11, 0), "compute_103", "compute capability 11.0; they are PTX for compute_103, which the driver translates"),
+        ((13, 0), "compute_120", "compute capability 13.0; they are PTX for compute_120, which the driver translates"),
+    ],
+)
+def test_a_card_gets_its_own_arch_or_the_nearest_that_runs_on_it(
+    capability: tuple[int, int], arch: str, said: str
+) -> None:
+    chosen = choose_arch(capability, KNOWN)
+    assert chosen == Arch(arch, f"kernels: this NVRTC does not know {said}" if said else "")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0), (12, 9), (14, 0)])
+def test_the_chosen_arch_is_one_that_nvrtc_compiles_for(capability: tuple[int, int]) -> None:
+    arch = choose_arch(capability, supported_archs()).name
+    made = compile_source(TWICE, arch)
+    assert (made.cubin[:4] == ELF) == arch.startswith("sm_")
+    assert ".entry k_twice(" in made.ptx
