@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sexpgpu.codegen.cuda_emit import alignment_of, cuda_launches
-from sexpgpu.codegen.cuda_source import Argument, CudaLaunch, Scratch, module_source
+from sexpgpu.codegen.cuda_emit import plan_launches
+from sexpgpu.codegen.cuda_source import Argument, CudaLaunch, Scratch, Words, module_source
 from sexpgpu.cuda.nvrtc import compile_source
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.host import evaluate
@@ -38,8 +38,7 @@ class Simulated:
     outcomes: list[tuple[CudaLaunch, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.alignment = alignment_of(self.plan)
-        self.made = [cuda_launches(launch, self.alignment) for launch in flattened(self.plan.launches)]
+        self.made = plan_launches(self.plan)
         every = [launch for launches in self.made for launch in launches]
         self.module = compiled(module_source(launch.kernel for launch in every), self.arch) if every else None
         size = sum(b.size_bytes + 512 for b in self.plan.buffers if b.kind != "arena") + self.plan.arena_bytes
@@ -105,6 +104,8 @@ class Simulated:
             return np.uint64(self.address(argument))
         if isinstance(argument, Scratch):
             return np.uint64(self.workspace + argument.offset_bytes)
+        if isinstance(argument, Words):
+            return b"".join(self._argument(word).tobytes() for word in argument.words)
         return np.int64(argument)
 
     def read(self, place: Place, shape: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
+from sexpgpu.codegen.cuda_many import emit_many, groups_of
 from sexpgpu.codegen.cuda_map import emit_map
 from sexpgpu.codegen.cuda_operands import Alignment
 from sexpgpu.codegen.cuda_source import CudaLaunch
-from sexpgpu.plan.kernel import Generated, Kernel, Loop, Place, Plan
+from sexpgpu.plan.kernel import Generated, Kernel, Loop, Place, Plan, flattened
 
 # Every buffer of a plan begins on such a boundary, in memory and in the arena.
 BUFFER_ALIGNMENT = 256
@@ -40,6 +41,24 @@ def _loops(launches: object) -> Iterator[Loop]:
         if isinstance(launch, Loop):
             yield launch
             yield from _loops(launch.launches)
+
+
+def plan_launches(plan: Plan) -> list[tuple[CudaLaunch, ...]]:
+    """What runs for every launch of a plan, by its number among all (those in loops once): maps that are done together
+    stand at the first one's number."""
+    alignment = alignment_of(plan)
+    joined: dict[int, tuple[CudaLaunch, ...]] = {}
+    for members in groups_of(plan):
+        together = [launch for launch in (plan.launches[m] for m in members) if isinstance(launch, Generated)]
+        joined |= dict.fromkeys(members, ())
+        joined[members[0]] = (emit_many(together, alignment),)
+    made: list[tuple[CudaLaunch, ...]] = []
+    for position, launch in enumerate(plan.launches):
+        if position in joined:
+            made.append(joined[position])
+        else:
+            made += [cuda_launches(inner, alignment) for inner in flattened((launch,))]
+    return made
 
 
 def cuda_launches(launch: Kernel, alignment: Alignment) -> tuple[CudaLaunch, ...]:

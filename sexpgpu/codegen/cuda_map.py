@@ -39,7 +39,7 @@ def emit_map(launch: Generated, alignment: Alignment) -> CudaLaunch | None:
     """The launch of a map; None where there is nothing to compute."""
     if prod(launch.sizes) == 0:
         return None
-    writer = _Map(launch if launch.sizes else _one_loop(launch), alignment)
+    writer = MapWriter(launch if launch.sizes else _one_loop(launch), alignment)
     kernel = writer.write()
     return CudaLaunch(kernel, (-(-writer.units // THREADS), 1, 1), tuple(writer.text.arguments))
 
@@ -50,7 +50,9 @@ def _one_loop(launch: Generated) -> Generated:
     return replace(launch, sizes=(1,), loads=loads, stores=stores)
 
 
-class _Map:
+class MapWriter:
+    """Writes the kernel of a map. `limit`: the size of the last loop, as it stands in the text."""
+
     def __init__(self, launch: Generated, alignment: Alignment) -> None:
         self.launch = launch
         self.program = launch.program
@@ -58,20 +60,25 @@ class _Map:
         self.operands = operands_of(launch)
         self.width = pack_width(launch, self.operands, alignment)
         *self.outer, self.last = launch.sizes
+        self.limit = str(self.last)
         self.units = prod(self.outer) * -(-self.last // self.width)
         self.integer = "long long" if is_wide(launch) else "int"
 
     def write(self) -> CudaKernel:
         declare(self.text, self.operands)
         self._places()
+        self.points(self.last % self.width != 0)
+        sizes = " × ".join(map(str, self.launch.sizes))
+        return self.text.finish([f"A map over {sizes}.", *describe_lines(self.program)])
+
+    def points(self, has_rest: bool) -> None:
+        """The points of a thread."""
         if self.width == 1:
             self._point(dict.fromkeys(range(len(self.operands)), ""))
         else:
-            if self.last % self.width:
+            if has_rest:
                 self._rest()
             self._packs()
-        sizes = " × ".join(map(str, self.launch.sizes))
-        return self.text.finish([f"A map over {sizes}.", *describe_lines(self.program)])
 
     def _places(self) -> None:
         """The thread's place along every loop, and each operand's offset there."""
@@ -95,8 +102,8 @@ class _Map:
     def _rest(self) -> None:
         """The last neighbours, too few for a pack, one by one."""
         last = f"i{len(self.outer)}"
-        self.text.open(f"if ({last} + {self.width} > {self.last})")
-        self.text.open(f"for (int j = 0; j < {self.last} - {last}; ++j)")
+        self.text.open(f"if ({last} + {self.width} > {self.limit})")
+        self.text.open(f"for (int j = 0; j < {self.limit} - {last}; ++j)")
         self._point({o.number: self._step(o) for o in self.operands})
         self.text.close()
         self.text.add("return;")

@@ -74,8 +74,15 @@ class Scratch:
     offset_bytes: int = 0
 
 
-# What a kernel is given: an address or a number, each of 64 bits.
-Argument = Place | Scratch | int
+@dataclass(frozen=True)
+class Words:
+    """A parameter of several 64-bit words, each an address or a number."""
+
+    words: tuple[Place | Scratch | int, ...]
+
+
+# What a kernel is given: an address or a number, each of 64 bits, or several of them as one parameter.
+Argument = Place | Scratch | int | Words
 
 
 @dataclass(frozen=True)
