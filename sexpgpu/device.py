@@ -47,7 +47,7 @@ def missing_for_cuda() -> list[str]:
     """What keeps this process from using a CUDA device, in the order in which it is best mended; empty: nothing."""
     import platform
 
-    from sexpgpu.cuda.library import DRIVER, LIBRARIES
+    from sexpgpu.cuda.library import DRIVER, LIBRARIES, find
     from sexpgpu.cuda.probe import library_loads
 
     machine = f"{platform.system()} {platform.machine()}"
@@ -56,21 +56,12 @@ def missing_for_cuda() -> list[str]:
     missing = []
     if not library_loads(DRIVER):
         missing.append(f"no NVIDIA driver is found ({DRIVER}); a 580 series or newer is needed")
-    needed = (library.distribution for library in LIBRARIES if not library.optional)
-    wheels = [name for name in needed if not _installed(name)]
+    needed = (library for library in LIBRARIES if not library.optional)
+    wheels = [library.distribution for library in needed if not all(map(find, library.objects))]
     if wheels:
         missing.append(f"the CUDA libraries are not installed ({', '.join(wheels)})")
     missing.append("this version of sexpgpu has no CUDA backend yet")
     return missing
-
-
-def _installed(distribution: str) -> bool:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return bool(version(distribution))
-    except PackageNotFoundError:
-        return False
 
 
 def open_device(choice: Choice, settings: Settings) -> Device:

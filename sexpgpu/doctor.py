@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from sexpgpu.cuda.library import LIBRARIES, Library
+from sexpgpu.cuda.library import LIBRARIES, NVRTC, Library, find
 from sexpgpu.cuda.probe import LEAST_CAPABILITY, LEAST_CUDA, Driver, probe_driver
 from sexpgpu.device import choose, missing_for_cuda
 from sexpgpu.dist.found import Found, find_launcher, find_library, fit
@@ -78,7 +78,7 @@ def examine(environment: Mapping[str, str], folder: Path, driver: Driver | None 
     folders = [cache_line(settings.cache), out_line(settings.out)]
     base = [python_line(), *package_lines(), cpu_line(), *blas_lines(), *folders]
     mpi = mpi_lines(find_library(), find_launcher(environment))
-    cuda = [driver_line(driver), *card_lines(driver), *map(library_line, LIBRARIES)]
+    cuda = [driver_line(driver), *card_lines(driver), *(library_line(library, driver) for library in LIBRARIES)]
     kind = choose(settings).kind
     asked = kind == "cuda" or "SEXPGPU_DEVICES" in environment
     variables = [*wrong, *node_lines(wrong), *device_lines(settings, driver, asked, wrong)]
@@ -274,17 +274,34 @@ def card_lines(driver: Driver) -> list[Line]:
     return lines
 
 
-def library_line(library: Library) -> Line:
-    """A CUDA library's version and place."""
+def library_line(library: Library, driver: Driver | None = None) -> Line:
+    """A CUDA library's version, the files that a run loads of it, and what another version than the tried one means."""
     topic, fix = library.distribution.removeprefix("nvidia-"), "pip install 'sexpgpu[cuda]'"
-    found = installed(library.distribution)
     missing: Verdict = "warn" if library.optional else "fail"
-    if found is None:
-        return Line(topic, missing, "is not installed" + (", and not needed" if library.optional else ""), fix)
-    if version_key(found) < version_key(library.least):
-        used = ": not used" if library.optional else ""
-        return Line(topic, missing, f"found {found}, needs {library.least}{used}", fix)
-    return Line(topic, "ok", f"{found}, {metadata.distribution(library.distribution).locate_file('nvidia')}")
+    unused, code = (": not used", "") if library.optional else ("", "E-DEV-003")
+    version, found = installed(library.distribution), {name: find(name) for name in library.objects}
+    paths = [str(place.path) for place in found.values() if place]
+    if version is None and len(paths) < max(1, len(found)):
+        return Line(topic, missing, "is not installed" + (", and not needed" if library.optional else ""), fix, code)
+    if len(paths) < len(found):
+        lacking = ", ".join(name for name, place in found.items() if place is None)
+        return Line(topic, missing, f"{version} without {lacking}{unused}", library.reinstall, code)
+    if version and version_key(version) < version_key(library.least):
+        return Line(topic, missing, f"found {version}, needs {library.least}{unused}", fix, code)
+    words = ", ".join([version or "without the record of its version", *paths])
+    return newer_line(Line(topic, "ok", words), library, version_key(version or library.least), driver)
+
+
+def newer_line(line: Line, library: Library, version: tuple[int, ...], driver: Driver | None) -> Line:
+    """The line of a library that loads, with what it means where it is newer than the driver or than the tried one."""
+    if NVRTC in library.objects and driver and driver.version and version[:2] > driver.version:
+        serves = ".".join(map(str, driver.version))
+        means = f"newer than the driver's CUDA {serves}, which loads its machine code and not its PTX"
+        fix = f"for a card that it does not know: a newer driver, or pip install {library.pinned}"
+        return Line(line.topic, "warn", f"{line.words}; {means}", fix)
+    if version[:2] > version_key(library.least)[:2]:
+        return replace(line, words=f"{line.words}; newer than {library.least}, with which this version was tried")
+    return line
 
 
 def device_lines(settings: Settings, driver: Driver, asked: bool, wrong: list[Line]) -> list[Line]:

@@ -233,6 +233,64 @@ def test_a_library_older_than_its_floor_is_not_used() -> None:
     assert library_line(Library("click", "1.0")).verdict == "ok"
 
 
+NVRTC_FILES = ("nvidia/cu13/lib/libnvrtc-builtins.so.13.0", "nvidia/cu13/lib/libnvrtc.so.13")
+
+
+def installed_nvrtc(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, version: str, files: tuple[str, ...] = NVRTC_FILES
+) -> Library:
+    """NVRTC in this version is all that is installed; its files are empty."""
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(b"")
+    record = folder / f"nvidia_cuda_nvrtc-{version}.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nvidia-cuda-nvrtc\nVersion: {version}\n")
+    (record / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    monkeypatch.setattr(sys, "path", [str(folder)])
+    return LIBRARIES[0]
+
+
+def test_a_library_shows_its_version_and_the_files_that_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = library_line(installed_nvrtc(tmp_path, monkeypatch, "13.0.88"), Driver((13, 0)))
+    assert line == Line("cuda-nvrtc", "ok", ", ".join(["13.0.88", *(f"{tmp_path}/{file}" for file in NVRTC_FILES)]))
+
+
+def test_nvrtc_without_its_builtins_fails_with_the_command_that_mends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = library_line(installed_nvrtc(tmp_path, monkeypatch, "13.0.88", NVRTC_FILES[1:]))
+    assert (line.verdict, line.code) == ("fail", "E-DEV-003")
+    assert line.words == "13.0.88 without libnvrtc-builtins.so.13.*"
+    assert line.fix == "pip install --force-reinstall nvidia-cuda-nvrtc==13.0.88"
+
+
+def test_nvrtc_that_is_newer_than_the_driver_is_a_warning_that_says_what_it_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = installed_nvrtc(tmp_path, monkeypatch, "13.2.51")
+    line = library_line(library, Driver((13, 0)))
+    assert line.verdict == "warn"
+    assert line.words.endswith("; newer than the driver's CUDA 13.0, which loads its machine code and not its PTX")
+    assert line.fix.endswith("a newer driver, or pip install nvidia-cuda-nvrtc==13.0.88")
+    line = library_line(library, Driver((13, 2)))
+    assert line.verdict == "ok"
+    assert line.words.endswith("; newer than 13.0.88, with which this version was tried")
+
+
+def test_what_is_not_installed_fails_where_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    lines = {line.topic: line for line in map(library_line, LIBRARIES)}
+    assert {topic: (line.verdict, line.code) for topic, line in lines.items()} == {
+        "cuda-nvrtc": ("fail", "E-DEV-003"),
+        "cublas": ("fail", "E-DEV-003"),
+        "cudnn-cu13": ("warn", ""),
+    }
+    assert lines["cudnn-cu13"].words == "is not installed, and not needed"
+
+
 def test_versions_are_compared_by_number() -> None:
     assert version_key("9.13.0.50") > version_key("9.9")
     assert version_key("2.4.6rc1")[:3] == (2, 4, 6)
