@@ -141,14 +141,23 @@ def test_a_rows_sum_is_added_in_lanes_in_the_fixed_order(engine: Engine, columns
     assert y.tolist() == [lanes_sum(row) for row in x]
 
 
+def in_order(rows: Any) -> Any:
+    total = rows[0].copy()
+    for row in rows[1:]:
+        total += row
+    return total
+
+
 @pytest.mark.parametrize("columns", [1, 33, 511, 512, 1030])
-def test_a_columns_sum_is_added_row_after_row(engine: Engine, columns: int) -> None:
-    x, y = normal(40, columns), empty((columns,))
+@pytest.mark.parametrize(
+    ("rows", "part"), [(1, 32), (31, 32), (32, 32), (33, 32), (97, 32), (4096, 32), (4097, 128), (4225, 128)]
+)
+def test_a_columns_sum_is_added_row_after_row_and_part_after_part(
+    engine: Engine, rows: int, part: int, columns: int
+) -> None:
+    x, y = normal(rows, columns), empty((columns,))
     run_program(engine, programs.reduction("column", "sum"), [x], [np.broadcast_to(y, x.shape)])
-    expected = x[0].copy()
-    for row in x[1:]:
-        expected += row
-    assert np.array_equal(y, expected)
+    assert np.array_equal(y, in_order([in_order(x[first : first + part]) for first in range(0, rows, part)]))
 
 
 NUMPY_OF = {"max": np.max, "min": np.min, "argmax": np.argmax, "argmin": np.argmin, "prod": np.prod, "sum": np.sum}

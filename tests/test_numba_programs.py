@@ -28,12 +28,17 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def reduced(x: Any, kind: str, op: str) -> Any:
-    """A reduction by the law: a column in order, a row in 32 or 256 lanes that are then joined by halves."""
+    """A reduction by the law: a column in parts of 32 or 128 rows, each in order and then the parts in order; a row in 32
+    or 256 lanes that are then joined by halves."""
     join, neutral = JOIN[op], np.float32(NEUTRAL[op])
     if kind == "column":
+        part = 32 if x.shape[-2] <= 4096 else 128
         total = np.full((*x.shape[:-2], 1, x.shape[-1]), neutral, np.float32)
-        for row in range(x.shape[-2]):
-            total = join(total, x[..., row : row + 1, :])
+        for first in range(0, x.shape[-2], part):
+            of_part = np.full_like(total, neutral)
+            for row in range(first, min(first + part, x.shape[-2])):
+                of_part = join(of_part, x[..., row : row + 1, :])
+            total = join(total, of_part)
         return total
     lanes = 32 if x.shape[-1] <= 1024 else 256
     total = np.full((*x.shape[:-1], lanes), neutral, np.float32)
@@ -55,6 +60,8 @@ class RandomProgram:
         rank = self.pick.randint(2 if self.kind == "column" else 1, 4)
         last = self.pick.choice((1, 3, 31, 32, 33, 100, 513, 1030))
         self.sizes = (*(self.pick.choice((1, 2, 3, 5)) for _ in range(rank - 1)), last)
+        if self.kind == "column":
+            self.sizes = (*self.sizes[:-2], self.pick.choice((1, 5, 31, 32, 33, 70)), last)
         self.builder = Builder(self.kind, rank)
         self.values: list[Any] = []
         self.varies: list[bool] = []  # along the reduced loop

@@ -24,7 +24,10 @@ from sexpgpu.plan.kernel import Access, Generated, Load, Place, Program, Store
 HEAD_WORDS = 4
 # Lanes of a row's sums (fixed by its length, the same on every device).
 FEW_LANES, MANY_LANES, LONG_ROW = 32, 256, 1024
-# An accumulator of a row or of a chunk of columns: at most MANY_LANES or COLUMN_CHUNK elements of 8 bytes.
+# Rows of a part of a column's sums (likewise).
+FEW_ROWS, MANY_ROWS, LONG_COLUMN = 32, 128, 4096
+# An accumulator of a row or of a chunk of columns: at most MANY_LANES or COLUMN_CHUNK elements of 8 bytes. A column has
+# two for each array: of its parts that are done, and of the part at hand.
 COLUMN_CHUNK = 512
 ACCUMULATOR_BYTES = 8 * COLUMN_CHUNK
 MAP_CHUNK = 8192
@@ -37,6 +40,12 @@ SHARED_WORK, BLOCK_WORK, MOST_BLOCKS = 1 << 17, 1 << 14, 4096
 def lanes_of(length: int) -> int:
     """Lanes that a row of this length is summed in."""
     return FEW_LANES if length <= LONG_ROW else MANY_LANES
+
+
+def part_rows(rows: int) -> int:
+    """Rows of a part of a column of so many rows: each part is reduced in order, then the parts' results are, in order,
+    both from the neutral value. One part's result is the column's own, bit for bit."""
+    return FEW_ROWS if rows <= LONG_COLUMN else MANY_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +119,8 @@ def scratch_bytes(launch: Generated) -> int:
     if program.kind == "map":
         return 0
     kept = len(analyse(program).kept) * kept_row_bytes(shape_of(program, launch.sizes).last)
-    return accumulators(program) * ACCUMULATOR_BYTES + kept
+    sets = 2 if program.kind == "column" else 1
+    return sets * accumulators(program) * ACCUMULATOR_BYTES + kept
 
 
 def _operand(program: Program, operand: Load | Store, access: Access, address: int) -> list[int]:
@@ -152,4 +162,4 @@ def units_per_block(units: int, work: int) -> int:
     return max(BLOCK_WORK * units // work, -(-units // MOST_BLOCKS), 1)
 
 
-__all__ = ["arguments", "is_reduction", "lanes_of", "scratch_bytes", "units"]
+__all__ = ["arguments", "is_reduction", "lanes_of", "part_rows", "scratch_bytes", "units"]

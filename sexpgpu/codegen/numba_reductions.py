@@ -56,10 +56,10 @@ def reductions_of(program: Program, first_group: int) -> list[Reduction]:
     return made
 
 
-def address(kernel: Kernel, reduction: Reduction) -> None:
-    """Where the running values lie."""
+def address(kernel: Kernel, reduction: Reduction, letter: str = "a", first: int = 0) -> None:
+    """Where the running values lie; `first`: accumulators before them."""
     for array in range(reduction.array, reduction.array + 1 + reduction.picks):
-        kernel.add(f"a{array} = scratch + {array * ACCUMULATOR_BYTES}")
+        kernel.add(f"{letter}{array} = scratch + {(first + array) * ACCUMULATOR_BYTES}")
 
 
 def begin(kernel: Kernel, reductions: list[Reduction], count: str) -> None:
@@ -78,16 +78,28 @@ def begin(kernel: Kernel, reductions: list[Reduction], count: str) -> None:
 
 def feed(kernel: Kernel, r: Reduction, lane: str, place: str) -> None:
     """Joins the element `argument` into its lane; `place` is the element's own place (for argmax)."""
-    new = kernel.value(r.argument)
-    kernel.add(f"b{r.array} = load_{r.dtype}_{r.group}(a{r.array}, {lane})")
+    _join(kernel, r, "a", lane, kernel.value(r.argument), f"as_i32({place})")
+
+
+def join_part(kernel: Kernel, r: Reduction, lane: str) -> None:
+    """Joins the part's running value, at a, into the parts' before it, at z."""
+    kernel.add(f"d{r.array} = load_{r.dtype}_{r.group}(a{r.array}, {lane})")
+    if r.picks:
+        kernel.add(f"h{r.array} = load_i32_{r.group + 1}(a{r.array + 1}, {lane})")
+    _join(kernel, r, "z", lane, f"d{r.array}", f"h{r.array}")
+
+
+def _join(kernel: Kernel, r: Reduction, into: str, lane: str, new: str, place: str) -> None:
+    """Joins a value (of argmax and argmin with its place) into a lane of the accumulator at `into`."""
+    n = r.array
+    kernel.add(f"b{n} = load_{r.dtype}_{r.group}({into}{n}, {lane})")
     if not r.picks:
-        kernel.add(f"store_{r.dtype}_{r.group}(a{r.array}, {lane}, {_joined(r, f'b{r.array}', new)})")
+        kernel.add(f"store_{r.dtype}_{r.group}({into}{n}, {lane}, {_joined(r, f'b{n}', new)})")
         return
-    kernel.add(f"j{r.array} = load_i32_{r.group + 1}(a{r.array + 1}, {lane})")
-    kernel.add(f"g{r.array} = {r.op}_{r.dtype}({new}, as_i32({place}), b{r.array}, j{r.array})")
-    kernel.add(f"store_{r.dtype}_{r.group}(a{r.array}, {lane}, k_select(g{r.array}, {new}, b{r.array}))")
-    chosen = f"k_select(g{r.array}, as_i32({place}), j{r.array})"
-    kernel.add(f"store_i32_{r.group + 1}(a{r.array + 1}, {lane}, {chosen})")
+    kernel.add(f"j{n} = load_i32_{r.group + 1}({into}{n + 1}, {lane})")
+    kernel.add(f"g{n} = {r.op}_{r.dtype}({new}, {place}, b{n}, j{n})")
+    kernel.add(f"store_{r.dtype}_{r.group}({into}{n}, {lane}, k_select(g{n}, {new}, b{n}))")
+    kernel.add(f"store_i32_{r.group + 1}({into}{n + 1}, {lane}, k_select(g{n}, {place}, j{n}))")
 
 
 def _joined(r: Reduction, old: str, new: str) -> str:

@@ -9,7 +9,8 @@ Loops. A program has `rank` loops, outermost first, the last being the vector lo
   map     every loop is parallel; each store writes one element a point.
   row     the last loop is the row (length C): it is reduced by `reduce_…` instructions, whose result is one value a row;
           outer loops are parallel. Element values see row values of earlier instructions (softmax, layernorm).
-  column  the second-last loop (length R) is reduced in order 0 … R-1; the last loop (columns) and outer loops are parallel.
+  column  the second-last loop (length R) is reduced in parts of consecutive rows (codegen/layout.py: part_rows), each in order
+          and then the parts in order; the last loop (columns) and outer loops are parallel.
           Stores do not step along the reduced loop (their stride there is 0).
 
 Instructions are in single-assignment order: an argument is the number of an earlier value, loads first (0 … loads-1),
