@@ -101,21 +101,26 @@ def check(as_json: bool, **options: Any) -> None:
     click.echo(check_request(request, as_json))
 
 
-STAGES = ("ast", "ir", "grad", "regions", "plan", "kernels")
+STAGES = ("ast", "ir", "grad", "regions", "plan", "kernels", "lowering")
 
 
 @commands.command()
 @file_options
-def show(words: tuple[str, ...], **options: Any) -> None:
-    """Print a stage of FILE: ast, ir, grad, regions, plan or kernels."""
+@click.option("--arch", metavar="SM", help="The CUDA kernels, or their lowering, of cards like sm_90.")
+def show(words: tuple[str, ...], arch: str | None, **options: Any) -> None:
+    """Print a stage of FILE: ast, ir, grad, regions, plan, kernels or lowering."""
     stages = [word for word in words if word in STAGES]
     if len(stages) != 1:
         raise click.UsageError(f"which stage? one of {', '.join(STAGES)}")
+    if arch is not None and stages[0] not in ("kernels", "lowering"):
+        raise click.UsageError(f"--arch is for kernels and lowering, not for {stages[0]}")
+    if arch is None and stages[0] == "lowering":
+        raise click.UsageError("lowering needs --arch, as in: show FILE lowering --arch sm_90")
     rest = tuple(word for word in words if word not in STAGES)
     request = request_of({"words": rest, **options}, None, lambda line: None)
     from sexpgpu.cli.show import show_stage
 
-    click.echo(show_stage(request, stages[0]))
+    click.echo(show_stage(request, stages[0], arch))
 
 
 @commands.command()

@@ -19,12 +19,18 @@ from sexpgpu.train.launch import Request, early_settings, read_experiment, read_
 Graphs = dict[str, Graph]
 
 
-def show_stage(request: Request, stage: str) -> str:
-    """The stage's text. Everything but `ast` needs a file without errors."""
+def show_stage(request: Request, stage: str, arch: str | None = None) -> str:
+    """The stage's text. Everything but `ast` needs a file without errors. `arch`: kernels and lowering of such a card."""
     if stage == "ast":
         return _forms(read_program(request))
-    _, experiment = read_experiment(request, early_settings(request))
-    return STAGES[stage](experiment)
+    settings = early_settings(request)
+    _, experiment = read_experiment(request, settings)
+    if arch is None:
+        return STAGES[stage](experiment)
+    from sexpgpu.cli.show_cuda import cuda_kernels, cuda_lowering
+
+    show = {"kernels": cuda_kernels, "lowering": cuda_lowering}[stage]
+    return show(lowered_graphs(experiment), arch, settings)
 
 
 def _forms(program: Program) -> str:

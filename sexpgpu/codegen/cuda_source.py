@@ -97,14 +97,16 @@ class CudaKernel:
 
 @dataclass(frozen=True)
 class CudaLaunch:
-    """A launch of a kernel over a grid of blocks. `workspace_bytes`: scratch that it needs; `note`: why it moves more
-    bytes than its region must, where it does."""
+    """A launch of a kernel over a grid of blocks. `workspace_bytes`: scratch that it needs; `factor`: the bytes that it
+    moves, to those that its region must (every input read once, every output written once); `note`: why it is more than
+    1, where it is."""
 
     kernel: CudaKernel
     grid: tuple[int, int, int]
     arguments: tuple[Argument, ...]
     shared_bytes: int = 0
     workspace_bytes: int = 0
+    factor: float = 1.0
     note: str = ""
 
 

@@ -54,3 +54,4 @@
 
 (defvariant smoke
   (layers 2) (width 128) (heads 4) (seq 64) (batch 8) (lr 3e-3) (warmup 20) (steps 200) (every-steps 50))
+(defvariant sim (layers 1) (width 32) (heads 2) (seq 16) (batch 2) (warmup 2) (steps 3) (every-steps 3))

@@ -56,3 +56,4 @@
   :seed         1337)
 
 (defvariant smoke (layers 2) (width 128) (heads 4) (seq 64))
+(defvariant sim (layers 1) (width 32) (heads 2) (seq 16) (batch 2))

@@ -26,3 +26,4 @@
   :seed         1)
 
 (defvariant smoke (hidden 32) (steps 100))
+(defvariant sim (hidden 16) (steps 3))

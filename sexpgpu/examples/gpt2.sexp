@@ -53,3 +53,4 @@
   :seed           1337)
 
 (defvariant smoke (layers 2) (width 128) (heads 4) (seq 64) (microbatches 2))
+(defvariant sim (layers 2) (width 32) (heads 2) (seq 16) (batch 2) (vocab 256))

@@ -38,3 +38,4 @@
   :seed           7)
 
 (defvariant smoke (width 64) (inner 32) (seq 32) (batch 8))
+(defvariant sim (width 32) (inner 16) (seq 16) (batch 2))

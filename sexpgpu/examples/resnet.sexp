@@ -42,3 +42,4 @@
   :seed      1)
 
 (defvariant smoke (width 8) (blocks 1) (steps 100) (lr 0.1))
+(defvariant sim (width 2) (blocks 1) (batch 2) (steps 3))
