@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import ctypes
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from sexpgpu.cuda.probe import Card, Driver, probe_driver
 from sexpgpu.dist.found import Found
 from sexpgpu.dist.world import without_launcher
 from sexpgpu.doctor import PACKAGES, Line, Report, examine, library_line, mpi_lines, version_key, writable
+from tests.fake_cuda import FakeCuda, Figures
 
 REPOSITORY = Path(__file__).parents[1]
 A100 = Card(0, "NVIDIA A100-SXM4-80GB", (8, 0), 80 * 2**30)
@@ -305,53 +305,23 @@ def test_the_least_versions_are_those_of_setup_cfg() -> None:
     assert cuda == [f"{library.distribution} == {library.least}" for library in LIBRARIES]
 
 
-class FakeCuda:
-    """A driver's functions, with one card that has the A100's numbers. `start`: what cuInit gives."""
-
-    def __init__(self, start: int = 0, count: int = 1) -> None:
-        self.start, self.count = start, count
-
-    def cuInit(self, flags: int) -> int:
-        return self.start
-
-    def cuDriverGetVersion(self, version: Any) -> int:
-        version._obj.value = 13010
-        return 0
-
-    def cuDeviceGetCount(self, count: Any) -> int:
-        count._obj.value = self.count
-        return 3 if self.start else 0
-
-    def cuDeviceGet(self, device: Any, ordinal: int) -> int:
-        device._obj.value = ordinal + 40
-        return 0
-
-    def cuDeviceGetName(self, name: Any, size: int, device: ctypes.c_int) -> int:
-        assert device.value == 40
-        name.value = b"NVIDIA A100-SXM4-80GB"
-        return 0
-
-    def cuDeviceTotalMem_v2(self, memory: Any, device: ctypes.c_int) -> int:
-        memory._obj.value = 80 * 2**30
-        return 0
-
-    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: ctypes.c_int) -> int:
-        value._obj.value = {75: 8, 76: 0}[attribute]
-        return 0
-
-
 def test_the_probe_reads_driver_and_cards() -> None:
-    assert probe_driver(lambda name: FakeCuda()) == Driver((13, 1), (A100,))
+    assert probe_driver(FakeCuda(Figures(A100.name, (8, 0), A100.memory_bytes), version=13010).load) == Driver(
+        (13, 1), (A100,)
+    )
 
 
 def test_a_driver_without_a_card_is_a_driver() -> None:
-    assert probe_driver(lambda name: FakeCuda(start=100)) == Driver((13, 1), ())
+    assert probe_driver(FakeCuda(start=100).load) == Driver((13, 0), ())
 
 
 def test_the_stub_of_a_toolkit_is_no_driver() -> None:
-    found = probe_driver(lambda name: FakeCuda(start=34))
+    found = probe_driver(FakeCuda(start=34).load)
     assert found.version is None
-    assert found.problem == "the NVIDIA driver does not start: cuInit gives error 34"
+    assert found.problem == (
+        "the NVIDIA driver does not start: "
+        "cuInit gives error 34, CUDA_ERROR_STUB_LIBRARY: CUDA driver is a stub library"
+    )
 
 
 def test_a_machine_without_the_library_has_no_driver() -> None:
