@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,7 +17,7 @@ from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.host import evaluate
 from sexpgpu.ops.pointwise import numpy_dtype
 from sexpgpu.plan.build import plan as plan_graph
-from sexpgpu.plan.kernel import Launch, Loop, Place, Plan, Program, flattened
+from sexpgpu.plan.kernel import Generated, Kernel, Launch, Loop, Place, Plan, Program, flattened, places_of
 from sexpgpu.randomness import key_of
 from tests import simulator
 from tests.programs import base_of, launch_plan
@@ -36,21 +37,22 @@ class Simulated:
     seed: int = 0
     findings: list[Any] = field(default_factory=list)
     outcomes: list[tuple[CudaLaunch, Any]] = field(default_factory=list)
+    # The bytes that each run of the launches of a number moved, see `_moved`.
+    traffic: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.made = plan_launches(self.plan)
         every = [launch for launches in self.made for launch in launches]
         self.module = compiled(module_source(launch.kernel for launch in every), self.arch) if every else None
-        size = sum(b.size_bytes + 512 for b in self.plan.buffers if b.kind != "arena") + self.plan.arena_bytes
+        size = sum(b.size_bytes + 1024 for b in self.plan.buffers)
         workspace = max((launch.workspace_bytes for launch in every), default=0)
-        self.memory = simulator.Memory((2 * size + workspace + (1 << 20)) // 256 * 256)
+        self.memory = simulator.Memory((size + workspace + (1 << 20)) // 256 * 256)
         self.workspace = self.memory.allocate(workspace) if workspace else 0
-        arena = self.memory.allocate(self.plan.arena_bytes) if self.plan.arena_bytes else 0
+        # Every value has memory of its own, so that nothing is read that this call did not write.
         self.addresses = {
-            n: arena + b.offset if b.kind == "arena" else self.memory.allocate(max(b.size_bytes, 16))
-            for n, b in enumerate(self.plan.buffers)
-            if b.kind != "window"
+            n: self.memory.allocate(max(b.size_bytes, 16)) for n, b in enumerate(self.plan.buffers) if b.kind != "window"
         }
+        self.allocations = sorted(self.addresses.values())
         self.numbers = {b.name: n for n, b in enumerate(self.plan.buffers)}
 
     def address(self, place: Place) -> int:
@@ -79,7 +81,8 @@ class Simulated:
         for launch in launches:
             if not isinstance(launch, Loop):
                 for made in self.made[number]:
-                    self._launch(made)
+                    outcome = self._launch(made)
+                    self.traffic.setdefault(number, []).append(self._moved(launch, outcome.traffic))
                 number += 1
                 continue
             for position in reversed(range(launch.length)) if launch.reverse else range(launch.length):
@@ -90,7 +93,19 @@ class Simulated:
                 self._launch_all(launch.launches, number)
             number += sum(1 for _ in flattened(launch.launches))
 
-    def _launch(self, made: CudaLaunch) -> None:
+    def _moved(self, launch: Kernel, traffic: Mapping[int, Any]) -> int:
+        """Bytes between memory and the card: what many blocks read of one operand (a bias, a row of gains, what an index
+        picks) comes from the cache and counts once; everything else as often as it is asked for."""
+        cached = {self._allocation(self.address(place)) for place in _shared(launch)}
+        return sum(
+            (t.unique_loaded_bytes if base in cached else t.loaded_bytes) + t.stored_bytes for base, t in traffic.items()
+        )
+
+    def _allocation(self, address: int) -> int:
+        """The allocation that an address is in."""
+        return self.allocations[bisect_right(self.allocations, address) - 1]
+
+    def _launch(self, made: CudaLaunch) -> Any:
         assert self.module is not None
         parameters = [self._argument(argument) for argument in made.arguments]
         outcome = self.module.launch(
@@ -98,6 +113,7 @@ class Simulated:
         )
         self.findings += outcome.findings
         self.outcomes.append((made, outcome))
+        return outcome
 
     def _argument(self, argument: Argument) -> Any:
         if isinstance(argument, Place):
@@ -119,6 +135,17 @@ class Simulated:
     def output(self, name: str) -> np.ndarray:
         place, type_ = self.plan.outputs[name]
         return self.read(place, type_.shape, type_.dtype)
+
+
+def _shared(launch: Kernel) -> list[Place]:
+    """Operands that the same block does not read alone."""
+    if not isinstance(launch, Generated):
+        return list(places_of(launch))
+    return [
+        access.place
+        for access in launch.loads
+        if access.place and any(size > 1 and step == 0 for size, step in zip(launch.sizes, access.strides, strict=True))
+    ]
 
 
 def run_graph(
