@@ -37,8 +37,8 @@ class Simulated:
     seed: int = 0
     findings: list[Any] = field(default_factory=list)
     outcomes: list[tuple[CudaLaunch, Any]] = field(default_factory=list)
-    # The bytes that each run of the launches of a number moved, see `_moved`.
-    traffic: dict[int, list[int]] = field(default_factory=dict)
+    # For each outcome the number of its launch in the plan, and the allocations that count once.
+    cached: list[tuple[int, set[int]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.made = plan_launches(self.plan)
@@ -80,9 +80,10 @@ class Simulated:
     def _launch_all(self, launches: Sequence[Launch], number: int) -> None:
         for launch in launches:
             if not isinstance(launch, Loop):
+                cached = {self._allocation(self.address(place)) for place in _shared(launch)}
                 for made in self.made[number]:
-                    outcome = self._launch(made)
-                    self.traffic.setdefault(number, []).append(self._moved(launch, outcome.traffic))
+                    self.cached.append((number, cached))
+                    self._launch(made)
                 number += 1
                 continue
             for position in reversed(range(launch.length)) if launch.reverse else range(launch.length):
@@ -93,19 +94,20 @@ class Simulated:
                 self._launch_all(launch.launches, number)
             number += sum(1 for _ in flattened(launch.launches))
 
-    def _moved(self, launch: Kernel, traffic: Mapping[int, Any]) -> int:
-        """Bytes between memory and the card: what many blocks read of one operand (a bias, a row of gains, what an index
-        picks) comes from the cache and counts once; everything else as often as it is asked for."""
-        cached = {self._allocation(self.address(place)) for place in _shared(launch)}
-        return sum(
-            (t.unique_loaded_bytes if base in cached else t.loaded_bytes) + t.stored_bytes for base, t in traffic.items()
-        )
+    def moved_bytes(self) -> list[tuple[int, CudaLaunch, int]]:
+        """Bytes between memory and the card, of every CUDA launch, with the number of its launch in the plan: what many
+        blocks read of one operand (a bias, a row of gains, what an index picks) comes from the cache and counts once;
+        everything else as often as it is asked for."""
+        return [
+            (number, made, sum(_bytes_of(t, base in cached) for base, t in outcome.traffic.items()))
+            for (number, cached), (made, outcome) in zip(self.cached, self.outcomes, strict=True)
+        ]
 
     def _allocation(self, address: int) -> int:
         """The allocation that an address is in."""
         return self.allocations[bisect_right(self.allocations, address) - 1]
 
-    def _launch(self, made: CudaLaunch) -> Any:
+    def _launch(self, made: CudaLaunch) -> None:
         assert self.module is not None
         parameters = [self._argument(argument) for argument in made.arguments]
         outcome = self.module.launch(
@@ -113,7 +115,6 @@ class Simulated:
         )
         self.findings += outcome.findings
         self.outcomes.append((made, outcome))
-        return outcome
 
     def _argument(self, argument: Argument) -> Any:
         if isinstance(argument, Place):
@@ -135,6 +136,10 @@ class Simulated:
     def output(self, name: str) -> np.ndarray:
         place, type_ = self.plan.outputs[name]
         return self.read(place, type_.shape, type_.dtype)
+
+
+def _bytes_of(traffic: Any, is_cached: bool) -> int:
+    return int(traffic.unique_loaded_bytes if is_cached else traffic.loaded_bytes) + int(traffic.stored_bytes)
 
 
 def _shared(launch: Kernel) -> list[Place]:
