@@ -46,11 +46,11 @@ def groups_of(plan: Plan) -> list[list[int]]:
 
 
 def _may_join(launch: Generated, plan: Plan) -> bool:
-    one_loop = launch.program.kind == "map" and len(launch.sizes) == 1 and 0 < launch.sizes[0] < 1 << 31
+    if launch.program.kind != "map" or len(launch.sizes) != 1 or not 0 < launch.sizes[0] < 1 << 31:
+        return False
     in_memory = all(access.place is not None for access in launch.loads)
     plain = all(access.strides[0] in (0, 1) for access in launch.loads) and all(a.strides == (1,) for a in launch.stores)
-    external = all(a.place is not None and plan.buffers[a.place.buffer].kind == "external" for a in launch.stores)
-    return one_loop and in_memory and plain and external
+    return in_memory and plain and all(a.place and plan.buffers[a.place.buffer].kind == "external" for a in launch.stores)
 
 
 def _fits(group: _Group, launch: Generated, last_write: dict[int, int], last_touch: dict[int, int]) -> bool:
