@@ -13,18 +13,20 @@ from numpy.typing import NDArray
 
 from sexpgpu.device import Counter, Device, choose, open_device
 from sexpgpu.errors import Error, nearest
+from sexpgpu.ir.facts import nominal_weight
 from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.program import Program
 from sexpgpu.passes import experiment as elaborated
 from sexpgpu.passes.pipeline import training_graph
 from sexpgpu.settings import Settings
 from sexpgpu.train.feed import REAL, GivenBatches, fitting
-from sexpgpu.train.launch import Request, early_settings, final_settings, read_experiment, run
+from sexpgpu.train.launch import run
 from sexpgpu.train.metrics import Record, read_metrics
 from sexpgpu.train.model import Model, initial_parameters
 from sexpgpu.train.progress import Progress
+from sexpgpu.train.request import Request, early_settings, final_settings, read_experiment
 from sexpgpu.train.session import lowering_report, memory_line, prepare, refuse_precision
-from sexpgpu.train.step import StepResult, bind_fields, nominal_weight, out_of_range
+from sexpgpu.train.step import StepResult, bind_fields, out_of_range
 
 Arrays = Mapping[str, NDArray[Any]]
 

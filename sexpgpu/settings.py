@@ -135,7 +135,7 @@ SETTINGS: tuple[Setting, ...] = (
             "SEXPGPU_MEMORY"),
     Setting("threads", _count(1), available_threads, "threads of the CPU device; they never change a bit", "E-RUN-007",
             "SEXPGPU_THREADS"),
-    Setting("cache", _folder, cache_folder, "the folder of compiled kernels, plans and prepared data", "E-RUN-007",
+    Setting("cache", _folder, cache_folder, "the folder of compiled kernels, plans, starts and prepared data", "E-RUN-007",
             "SEXPGPU_CACHE"),
     Setting("out", _folder, Path("runs"), "the folder that run folders are made in", "E-RUN-007", "SEXPGPU_OUT"),
     Setting("checkpoints", str, None, "where checkpoints go, if not into the run folder", "E-RUN-007",

@@ -14,7 +14,7 @@ from sexpgpu.errors import Diagnostics, Error
 from sexpgpu.lang.program import program_of
 from sexpgpu.passes.elaborate import elaborate
 from sexpgpu.source import Source
-from sexpgpu.train.launch import read_header
+from sexpgpu.train.loader import header as read_header
 
 PACKAGE = Path(sexpgpu.__file__).parent
 FAMILIES = "READ NAME SYN TYPE SHAPE MACRO ASSERT DATA RUN DEV MEM DP CKPT STORE NUM".split()

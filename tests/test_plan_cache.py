@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,14 +11,14 @@ import sexpgpu.plan.build
 from sexpgpu.api import load
 from sexpgpu.interp import plans
 from sexpgpu.interp.cache import Cache
-from sexpgpu.interp.plans import Plans, decoded, encoded, key_of
+from sexpgpu.interp.plans import CODEC, Plans, key_of
 from sexpgpu.ir.graph import Graph
 from sexpgpu.passes.pipeline import training_graph, update_graph
 from sexpgpu.plan.build import bound_outputs, plan
 from sexpgpu.plan.kernel import Plan
 
 EXAMPLES = Path(sexpgpu.__file__).parent / "examples"
-CHOICES = {"keep_values": False, "landing": {}, "native": True}
+CHOICES: dict[str, Any] = {"keep_values": False, "landing": {}, "native": True}
 
 
 def graphs_of(example: str, variant: str = "smoke") -> list[Graph]:
@@ -42,7 +43,7 @@ def refuse(*_: object, **__: object) -> Plan:
     "value", [0.0, -0.0, 1, True, 1.0, float("-inf"), None, "a", (), (1, (2.5, "b")), frozenset((2, 1))]
 )
 def test_a_value_comes_back_with_its_type_and_sign(value: object) -> None:
-    assert repr(decoded(encoded((value, 0.0, -0.0, True, 1)))) == repr((value, 0.0, -0.0, True, 1))
+    assert repr(CODEC.read(CODEC.written((value, 0.0, -0.0, True, 1)))) == repr((value, 0.0, -0.0, True, 1))
 
 
 @pytest.mark.parametrize("example", ["builtin", "digits", "gpt2", "lstm", "resnet"])
@@ -50,7 +51,7 @@ def test_every_plan_of_the_examples_comes_back_as_it_was(example: str) -> None:
     for graph in graphs_of(example):
         made = planned(graph)
         # repr tells -0.0 from 0.0 and shows labels.
-        assert repr(decoded(plans.marshal.loads(plans.marshal.dumps(encoded(made))))) == repr(made)
+        assert repr(CODEC.read(CODEC.written(made))) == repr(made)
 
 
 def test_a_second_start_reads_the_plan_of_the_first(

@@ -27,9 +27,9 @@ from sexpgpu.passes.precision import rounded
 from sexpgpu.plan.build import bound_outputs, plan
 from sexpgpu.plan.kernel import Product
 from sexpgpu.train.identity import experiment_hash, graph_text, training_hash
-from sexpgpu.train.launch import Request
 from sexpgpu.train.launch import run as run_request
 from sexpgpu.train.progress import Progress
+from sexpgpu.train.request import Request
 
 RNG = np.random.default_rng(2)
 X = RNG.normal(size=(8, 64)).astype(np.float32)

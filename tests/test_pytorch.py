@@ -8,7 +8,7 @@ from test_pytorch_float64 import FIGURES, HERE, recorded
 
 import sexpgpu
 from sexpgpu.device import choose, open_device
-from sexpgpu.train.launch import Request, early_settings, final_settings, read_experiment
+from sexpgpu.train.request import Request, early_settings, final_settings, read_experiment
 from sexpgpu.train.session import prepare
 
 LOSS, GRADIENT = 2e-5, 1e-5

@@ -17,9 +17,10 @@ from sexpgpu.interp.cache import Cache
 from sexpgpu.interp.tape import Workers, most_takes
 from sexpgpu.plan.kernel import Access, Generated, Indexed, Matrix, Place, Product
 from sexpgpu.plan.work import bytes_of
-from sexpgpu.train.launch import Request, run
+from sexpgpu.train.launch import run
 from sexpgpu.train.metrics import read_metrics
 from sexpgpu.train.progress import Progress
+from sexpgpu.train.request import Request
 from tests import programs
 
 FILE = """(defloader digits (builtin "digits" :batch 16))

@@ -15,18 +15,18 @@ from sexpgpu.ir.graph import Node
 from sexpgpu.lang.program import Program
 from sexpgpu.passes.experiment import Experiment
 from sexpgpu.train.cost import Cost, step_cost, too_large_for_cpu
-from sexpgpu.train.launch import (
+from sexpgpu.train.launch import problems_of
+from sexpgpu.train.model import parameter_count
+from sexpgpu.train.progress import size_words
+from sexpgpu.train.request import (
     SMOKE,
     Request,
     early_settings,
     final_settings,
     no_smoke_line,
-    problems_of,
     read_experiment,
     variants_of,
 )
-from sexpgpu.train.model import parameter_count
-from sexpgpu.train.progress import size_words
 from sexpgpu.train.session import Session, counted, lowering_report, prepare
 
 

@@ -14,7 +14,7 @@ import sexpgpu
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sexpgpu.train.launch import Request
+    from sexpgpu.train.request import Request
 
 
 class Commands(click.Group):
@@ -148,7 +148,7 @@ def request_of(options: dict[str, Any], name: str | None, say: Callable[[str], N
     if file is None:
         file, variants = default_file(variants, say)
     say(f"sexpgpu {sexpgpu.__version__}: {', '.join([str(file), *(f'variant {v}' for v in variants)])}")
-    from sexpgpu.train.launch import Request
+    from sexpgpu.train.request import Request
 
     flags = {
         key.replace("_", "-"): value

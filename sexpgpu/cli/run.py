@@ -6,9 +6,10 @@ import click
 
 from sexpgpu.errors import Diagnostics, Error
 from sexpgpu.settings import explain, unknown_variables
-from sexpgpu.train.launch import Request, early_settings, problems_of, run
+from sexpgpu.train.launch import problems_of, run
 from sexpgpu.train.loop import Outcome
 from sexpgpu.train.progress import Progress
+from sexpgpu.train.request import Request, early_settings
 from sexpgpu.train.stopping import StopRequest, listening
 
 

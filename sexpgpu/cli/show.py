@@ -14,7 +14,7 @@ from sexpgpu.plan.build import bound_outputs, plan
 from sexpgpu.plan.kernel import Attention, Generated, Indexed, flattened
 from sexpgpu.plan.report import describe
 from sexpgpu.train.identity import graph_text
-from sexpgpu.train.launch import Request, early_settings, read_experiment, read_program
+from sexpgpu.train.request import Request, early_settings, read_experiment, read_program
 
 Graphs = dict[str, Graph]
 

@@ -9,8 +9,6 @@ user's and closed to others.
 from __future__ import annotations
 
 import hashlib
-import os
-import stat
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ import xxhash
 from sexpgpu.installed import version_of
 from sexpgpu.interp.flatten import flatten
 from sexpgpu.interp.processor import processor
+from sexpgpu.private import refusal, replace
 
 _KERNEL, _BUNDLE = b"sxkern02", b"sxbund02"
 # magic, 1 if flat and 0 if ELF, entry, length of the code, hash of all that follows
@@ -80,14 +79,9 @@ def identity() -> str:
 
 def _opened(folder: Path) -> tuple[Path, list[str]]:
     """The folder, or a private one where it cannot be trusted, and the lines that say why."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        facts = folder.stat()
-        if facts.st_uid == os.getuid() and stat.S_IMODE(facts.st_mode) & 0o077 == 0 and os.access(folder, os.W_OK):
-            return folder, []
-        reason = f"owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):o}; it must be yours with mode 700"
-    except OSError as problem:
-        reason = str(problem)
+    reason = refusal(folder)
+    if not reason:
+        return folder, []
     import tempfile
 
     private = Path(tempfile.mkdtemp(prefix="sexpgpu-"))
@@ -116,7 +110,7 @@ class Cache:
         flat = flatten(elf)
         entry = flat.entries[f"k_{key}"] if flat else 0
         data = flat.code if flat else elf
-        self.replace(self.path(key), _HEAD.pack(_KERNEL, bool(flat), entry, len(data), _digest(data)) + data)
+        replace(self.path(key), _HEAD.pack(_KERNEL, bool(flat), entry, len(data), _digest(data)) + data)
 
     def read(self, key: str) -> Code | None:
         """The kernel of this key; None where there is none that is whole."""
@@ -148,21 +142,8 @@ class Cache:
             image += code.data
         body = rows + bytes(start - _BUNDLE_HEAD.size - len(rows)) + bytes(image)
         whole = _BUNDLE_HEAD.pack(_BUNDLE, len(kernels), start, len(body), _digest(body)) + body
-        self.replace(path, whole)
+        replace(path, whole)
         return whole
-
-    def replace(self, path: Path, data: bytes) -> None:
-        """Another name first, so that no reader ever sees half a file."""
-        import tempfile
-
-        handle, name = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
 
 
 def _digest(data: bytes | memoryview) -> bytes:

@@ -18,6 +18,7 @@ from sexpgpu.interp.executor import Engine
 from sexpgpu.interp.executor import Executable as LoadedPlan
 from sexpgpu.interp.plans import Plans
 from sexpgpu.interp.processor import simd_class
+from sexpgpu.ir.facts import node_count
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.types import SIZES, TensorType
 from sexpgpu.ops.pointwise import numpy_dtype
@@ -176,7 +177,7 @@ class CpuDevice:
         launches = [launch for launch in every if isinstance(launch, Product)]
         fused = sum(isinstance(x, Generated) and _computes(x) > 1 for x in every)
         return Lowering(
-            nodes=len(graph.nodes),
+            nodes=node_count(graph),
             kernels=len(every) - len(launches),
             fused=fused,
             products=len(launches),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
-from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.ir.facts import flops_of
 from sexpgpu.train.session import Session
 
 # A careful figure for one core: half of what a good product reaches on AVX2.
@@ -22,34 +21,9 @@ class Cost:
     unit: str
 
 
-def graph_flops(graph: Graph) -> int:
-    """Two for every multiply-add of every product, bodies of regions included; the rest is small beside them."""
-    of_bodies: dict[int, int] = {}
-    return _flops(graph, of_bodies)
-
-
-def _flops(graph: Graph, of_bodies: dict[int, int]) -> int:
-    total = 0
-    for node in graph.nodes:
-        if node.op == "contract":
-            total += product_flops(node)
-        body = node.attributes.get("body")
-        if body is not None:
-            if id(body) not in of_bodies:
-                of_bodies[id(body)] = _flops(body, of_bodies)
-            total += of_bodies[id(body)] * node.attributes.get("length", 1)
-    return total
-
-
-def product_flops(node: Node) -> int:
-    a = node.inputs[0]
-    contracted: tuple[int, ...] = node.attributes["contracted"][0]
-    return 2 * node.tensor.elements * prod(a.shape[axis] for axis in contracted)
-
-
 def step_cost(session: Session) -> Cost:
     feed = session.step.feed
-    flops = graph_flops(session.step.graphs.training) * session.microbatches
+    flops = flops_of(session.step.graphs.training) * session.microbatches
     unit = "tokens" if session.tokens_per_example > 1 else "examples"
     return Cost(flops, feed.portions.step_examples * session.tokens_per_example, unit)
 

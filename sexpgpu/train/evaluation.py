@@ -10,6 +10,7 @@ from typing import Any
 from sexpgpu.device import Counter, Device
 from sexpgpu.dist.exchange import Exchange, SingleRank
 from sexpgpu.dist.reduction import share_of, tree_sum_f64
+from sexpgpu.ir.facts import output_names
 from sexpgpu.ir.graph import Graph
 from sexpgpu.passes.experiment import Evaluation, Metric
 from sexpgpu.train.feed import Feed
@@ -44,7 +45,7 @@ class Evaluator:
 
     def run(self, step: int, total_steps: int) -> dict[str, float]:
         """The records of one evaluation: `held-out/loss`, `held-out/accuracy`."""
-        names = list(self.graph.outputs)
+        names = output_names(self.graph)
         series: dict[str, list[float]] = {name: [] for name in names}
         hosts = {"step": step, "updates": step, "total-steps": total_steps}
         # Batches are shared out like microbatches; end to end, in order of ranks, the series are those of one rank.

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sexpgpu.errors import Error, nearest
+from sexpgpu.ir.facts import field_names
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.types import TensorType
 from sexpgpu.loaderspec import Header, LoaderSpec
@@ -27,18 +28,13 @@ class Batches(Protocol):
     def take(self, portions: Portions, step: int, microbatch: int) -> Fields: ...
 
 
-def fields_read(graph: Graph) -> list[str]:
-    """The fields that a graph reads, in order of declaration."""
-    return [node.attributes["name"] for node in graph.inputs if node.attributes["kind"] == "field"]
-
-
 class Feed:
     """A loader as one graph reads it, portioned into steps and microbatches."""
 
     def __init__(self, loader: Batches, portions: Portions, graph: Graph) -> None:
         self.loader = loader
         self.portions = portions
-        self._masked = REAL in fields_read(graph)
+        self._masked = REAL in field_names(graph)
 
     def microbatches(self, step: int) -> int:
         """How many microbatches of a step hold a real example; the others are not run."""
@@ -125,4 +121,4 @@ def fitting(arrays: Mapping[str, Any], name: str, type: TensorType, what: str) -
 
 
 def _wanted(graph: Graph) -> list[str]:
-    return [name for name in fields_read(graph) if name != REAL]
+    return [name for name in field_names(graph) if name != REAL]

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import fields
 
+from sexpgpu.ir.facts import text_of
 from sexpgpu.ir.graph import Graph
-from sexpgpu.ir.text import print_graph
 from sexpgpu.loaderspec import LoaderSpec
 from sexpgpu.passes.experiment import Experiment
 
 # Raised when the same graph gives other bits than before.
 NUMERICS_VERSION = 1
+# Stands before the loader's name in the name of an evaluation's graph.
+EVALUATION = "evaluation "
 # Of a loader's record, what says where it stands, and no more.
 PLACES = frozenset(("span", "base", "paths", "name"))
 
 
-def graph_text(experiment: Experiment) -> str:
-    """The IR of all graphs: training, update, evaluations, predict."""
-    graphs: Mapping[str, Graph | None] = {
+def graphs_by_name(experiment: Experiment) -> dict[str, Graph]:
+    """All graphs: training, update, evaluations, predict."""
+    graphs = {
         "training": experiment.training,
         "update": experiment.update,
-        **{f"evaluation {name}": graph for name, graph in experiment.evaluations.items()},
+        **{f"{EVALUATION}{name}": graph for name, graph in experiment.evaluations.items()},
         "predict": experiment.predict,
     }
-    return "\n".join(f"; {name}\n{print_graph(graph)}" for name, graph in graphs.items() if graph is not None)
+    return {name: graph for name, graph in graphs.items() if graph is not None}
+
+
+def graph_text(experiment: Experiment) -> str:
+    """The IR of all graphs."""
+    return "\n".join(f"; {name}\n{text_of(graph)}" for name, graph in graphs_by_name(experiment).items())
 
 
 def experiment_hash(experiment: Experiment, text: str) -> str:
@@ -47,7 +53,7 @@ def _precision(experiment: Experiment) -> list[str]:
 def training_hash(experiment: Experiment, seed: int) -> str:
     """SHA-256 of what decides the parameters after every step: what a resume must find as it was."""
     options = experiment.options
-    parts = [f"numerics {NUMERICS_VERSION}", print_graph(experiment.training), print_graph(experiment.update)]
+    parts = [f"numerics {NUMERICS_VERSION}", text_of(experiment.training), text_of(experiment.update)]
     parts += _precision(experiment)
     parts += [f"parameter {p.name} {p.shape} {p.decay} {p.trainable}" for p in experiment.parameters]
     parts += [f"loader {loader_text(experiment.loaders[options.data])}"]

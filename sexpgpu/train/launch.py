@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,90 +16,21 @@ from sexpgpu.device import Device, choose, open_device
 from sexpgpu.dist.exchange import Exchange, joined
 from sexpgpu.errors import Diagnostics, Error
 from sexpgpu.installed import version_of
-from sexpgpu.lang.printer import print_form
-from sexpgpu.lang.program import Program, load_program
-from sexpgpu.passes.elaborate import elaborate
-from sexpgpu.passes.experiment import Experiment
-from sexpgpu.settings import Settings, Sources, read_file, resolve
+from sexpgpu.settings import Settings
 from sexpgpu.train import resume
 from sexpgpu.train.cost import too_large_for_cpu
-from sexpgpu.train.flatten import flatten
 from sexpgpu.train.folder import RunFolder, create_run_folder, writing
 from sexpgpu.train.identity import NUMERICS_VERSION, experiment_hash, graph_text, training_hash
-from sexpgpu.train.loader import header as read_header
 from sexpgpu.train.loop import Outcome, Training
 from sexpgpu.train.metrics import not_written
 from sexpgpu.train.model import initial_parameters
 from sexpgpu.train.progress import Progress
+from sexpgpu.train.request import SMOKE, Request, early_settings, final_settings, no_smoke_line
 from sexpgpu.train.resume import Resumed
 from sexpgpu.train.session import Session, header, lowering_report, memory_line, prepare, unit_of
+from sexpgpu.train.start import Start, Starts, fresh
 from sexpgpu.train.status import replace_json
 from sexpgpu.train.stopping import Stopped, StopRequest
-
-SMOKE = "smoke"
-
-
-@dataclass(frozen=True)
-class Request:
-    """What was asked for. `sets` are KEY=VALUE; `flags` are settings given on the command line, by name."""
-
-    file: Path
-    variants: tuple[str, ...] = ()
-    sets: tuple[str, ...] = ()
-    run: str | None = None
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    name: str | None = None
-    allow_outside: bool = False
-    resume: str | None = None
-
-    @property
-    def source(self) -> str:
-        """File and variants, as the header shows them."""
-        return ", ".join([self.file.name, *(f"variant {variant}" for variant in self.variants)])
-
-
-def read_program(request: Request) -> Program:
-    """The file's definitions. A variant smoke that the file does not have gets the line of the devices page."""
-    program = load_program(
-        request.file, request.variants, request.sets, request.run, allow_outside=request.allow_outside
-    )  # fmt: skip
-    if SMOKE in request.variants and SMOKE not in variants_of(program):
-        for problem in program.problems:
-            if problem.code == "E-NAME-006" and SMOKE in problem.message:
-                problem.notes.append(no_smoke_line(request.file))
-    return program
-
-
-def read_experiment(request: Request, early: Settings) -> tuple[Program, Experiment]:
-    """The file's program, and the experiment that it elaborates to."""
-    program = read_program(request)
-    steps = early.steps if early.origins["steps"] == "flag" else None
-    return program, elaborate(program, lambda spec: read_header(spec, early.cache), steps=steps)
-
-
-def variants_of(program: Program) -> list[str]:
-    return [definition.name for definition in program.of_kind("variant")]
-
-
-def no_smoke_line(file: Path) -> str:
-    return f"no smoke variant: check it on the GPU with sexpgpu run {file} --device cuda --steps 3"
-
-
-def early_settings(request: Request, environment: Mapping[str, str] | None = None) -> Settings:
-    """The settings as far as they are known before the file is read."""
-    return resolve(_sources(request, environment, {}))
-
-
-def final_settings(request: Request, experiment: Experiment, environment: Mapping[str, str] | None = None) -> Settings:
-    """All settings, the run's own options among them."""
-    options = experiment.options
-    run = {"seed": options.seed, "steps": options.steps, "precision": options.precision}
-    return resolve(_sources(request, environment, run))
-
-
-def _sources(request: Request, environment: Mapping[str, str] | None, run: Mapping[str, Any]) -> Sources:
-    file, path = read_file(request.file.parent)
-    return Sources(request.flags, os.environ if environment is None else environment, run, file, path)
 
 
 def run(request: Request, progress: Progress, stop: StopRequest | None = None) -> Outcome:
@@ -116,36 +47,36 @@ def _run(request: Request, progress: Progress, stop: StopRequest, exchange: Exch
     choice = choose(early)
     if choice.kind == "cuda":
         open_device(choice, early)
-    program, experiment = read_experiment(request, early)
-    settings = final_settings(request, experiment)
+    starts = Starts(request, early, progress.line)
+    start = starts.find() or fresh(request, early)
+    settings = final_settings(request, start.experiment)
     if settings.origins["threads"] == "default":
         # Ranks of a node share its cores out.
         settings = replace(settings, threads=exchange.threads)
     if choice.reason:
         progress.line(choice.reason)
-    return train(request, program, experiment, settings, open_device(choice, settings), progress, stop, exchange)
+    session = prepared(start, starts, settings, open_device(choice, settings), exchange)
+    return train(request, start, session, progress, stop)
 
 
-def train(
-    request: Request,
-    program: Program,
-    experiment: Experiment,
-    settings: Settings,
-    device: Device,
-    progress: Progress,
-    stop: StopRequest,
-    exchange: Exchange,
-) -> Outcome:
-    """Everything after elaboration: plan, folder, initial values, loop, last words."""
+def prepared(start: Start, starts: Starts, settings: Settings, device: Device, exchange: Exchange) -> Session:
+    """The run, ready for its first step; what is new of it is kept for the next start."""
     exchange.phase("planning and compiling")
-    session = prepare(experiment, settings, device, exchange)
-    experiment = session.experiment
+    session = prepare(start.experiment, settings, device, exchange, graphs=start.graphs)
+    if start.graphs is None and exchange.world.first:
+        starts.keep(start, session.experiment.options.precision, session.step.graphs)
+    return session
+
+
+def train(request: Request, start: Start, session: Session, progress: Progress, stop: StopRequest) -> Outcome:
+    """Everything after planning: folder, initial values, loop, last words."""
+    experiment, settings, device, exchange = session.experiment, session.settings, session.device, session.exchange
     text = graph_text(experiment)
     digest = experiment_hash(experiment, text)
     progress.unit = unit_of(session)
     progress.line(header(session, request.source, digest))
     progress.line(lowering_report(session))
-    if SMOKE not in variants_of(program) and too_large_for_cpu(session):
+    if SMOKE not in start.variants and too_large_for_cpu(session):
         progress.line(no_smoke_line(request.file))
     if experiment.options.diagnostics:
         progress.line("diagnostics are not written by this version: " + ", ".join(experiment.options.diagnostics))
@@ -161,7 +92,7 @@ def train(
         if resumed is None:
             if exchange.world.first:
                 try:
-                    _describe(folder, request, program, settings, text)
+                    _describe(folder, request, start, settings, text)
                 except OSError as problem:
                     raise not_written(folder.path, problem) from problem
             values = initial_parameters(experiment, settings.seed, settings.threads, normals=session.device.normals)
@@ -236,9 +167,9 @@ def versions() -> dict[str, str]:
     return own | {name: version_of(name) for name in names}
 
 
-def _describe(folder: RunFolder, request: Request, program: Program, settings: Settings, text: str) -> None:
+def _describe(folder: RunFolder, request: Request, start: Start, settings: Settings, text: str) -> None:
     """The files that say what this run is."""
-    folder.experiment.write_text(flatten(program), encoding="utf-8")
+    folder.experiment.write_text(start.text, encoding="utf-8")
     folder.graph.write_text(text, encoding="utf-8")
     asked = {
         "file": str(request.file),
@@ -246,7 +177,7 @@ def _describe(folder: RunFolder, request: Request, program: Program, settings: S
         "set": list(request.sets),
         "run": request.run,
     }
-    replace_json(folder.settings, {**asked, "hypers": hypers(program), "settings": settings.plain()})
+    replace_json(folder.settings, {**asked, "hypers": start.hypers, "settings": settings.plain()})
     # platform.platform() reads the interpreter's file to name the C library too, which takes 13 ms.
     system = os.uname()
     environment = {name: value for name, value in os.environ.items() if name.startswith(("SEXPGPU_", "OMP_"))}
@@ -257,15 +188,6 @@ def _describe(folder: RunFolder, request: Request, program: Program, settings: S
         "threads": settings.threads,
     }
     replace_json(folder.environment, {**facts, "versions": versions(), "variables": environment})
-
-
-def hypers(program: Program) -> dict[str, str]:
-    """The value in force of every hyperparameter, as it would be written."""
-    made = {}
-    for definition in program.of_kind("hyper"):
-        overrides = program.overrides.get(definition.name, ())
-        made[definition.name] = print_form(overrides[-1].value if overrides else definition.matched.one("VALUE"))
-    return made
 
 
 def problems_of(error: Error | Diagnostics) -> Sequence[Error]:

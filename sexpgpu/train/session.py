@@ -12,9 +12,7 @@ from sexpgpu.dist.exchange import Exchange, SingleRank
 from sexpgpu.dist.gradients import lanes_line
 from sexpgpu.dist.reduction import MOST_LANES
 from sexpgpu.errors import Error
-from sexpgpu.ir.graph import Graph
 from sexpgpu.passes.experiment import Experiment, in_precision
-from sexpgpu.passes.pipeline import evaluation_graphs, training_graph, update_graph
 from sexpgpu.settings import Settings
 from sexpgpu.train.evaluation import Evaluator
 from sexpgpu.train.feed import Feed, GivenBatches, given_feed, passing_feed, training_feed
@@ -77,10 +75,11 @@ def prepare(
     device: Device,
     exchange: Exchange | None = None,
     batches: GivenBatches | None = None,
+    graphs: Graphs | None = None,
 ) -> Session:
     """Plan and lower every graph of the run, evaluations included; no parameter has a value yet.
 
-    `batches` replace those of the run's loader.
+    `batches` replace those of the run's loader; `graphs` are the experiment's where they are known already.
     """
     exchange = exchange or SingleRank()
     experiment = in_precision(experiment, settings.precision)
@@ -89,7 +88,7 @@ def prepare(
     options = experiment.options
     whole_epochs = options.epochs is not None and settings.steps is None
     spec = experiment.loaders[options.data]
-    graphs = Graphs(training_graph(experiment), update_graph(experiment))
+    graphs = graphs or graphs_of(experiment)
     counts = options.microbatches, options.global_batch
     if batches is None:
         feed = training_feed(spec, graphs.training, settings.seed, settings.cache, *counts, whole_epochs)
@@ -101,7 +100,7 @@ def prepare(
     refuse_beyond_memory(sum(4 * prod(shape) for shape in shapes), device)
     model = Model(device, experiment)
     step = Step(device, experiment, graphs, model, feed, settings.seed, total, exchange)
-    evaluators = tuple(_evaluators(experiment, settings, device, model, exchange))
+    evaluators = tuple(_evaluators(experiment, settings, graphs, model, exchange))
     lowerings = {"train": step.training.lowering, "update": step.update.lowering}
     lowerings |= {e.evaluation.loader: e.executable.lowering for e in evaluators}
     memory = memory_plan(model, step, evaluators, lowerings)
@@ -111,6 +110,13 @@ def prepare(
     return Session(
         experiment, settings, device, model, step, evaluators, total, tokens, microbatches, lowerings, memory, exchange
     )  # fmt: skip
+
+
+def graphs_of(experiment: Experiment) -> Graphs:
+    """The experiment's graphs after all passes."""
+    from sexpgpu.passes.pipeline import evaluation_graphs, training_graph, update_graph
+
+    return Graphs(training_graph(experiment), update_graph(experiment), evaluation_graphs(experiment))
 
 
 def refuse_beyond_memory(needed: int, device: Device) -> None:
@@ -159,14 +165,13 @@ def total_steps(experiment: Experiment, settings: Settings, feed: Feed) -> int:
 
 
 def _evaluators(
-    experiment: Experiment, settings: Settings, device: Device, model: Model, exchange: Exchange
+    experiment: Experiment, settings: Settings, graphs: Graphs, model: Model, exchange: Exchange
 ) -> list[Evaluator]:
-    graphs: dict[str, Graph] = evaluation_graphs(experiment)
     made = []
     for evaluation in experiment.options.evaluations:
-        graph = graphs[evaluation.loader]
+        graph = graphs.evaluations[evaluation.loader]
         feed = passing_feed(experiment.loaders[evaluation.loader], graph, settings.seed, settings.cache)
-        made.append(Evaluator(device, model, evaluation, graph, feed, settings.seed, exchange))
+        made.append(Evaluator(model.device, model, evaluation, graph, feed, settings.seed, exchange))
     return made
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sexpgpu.device import Counter, Device, Executable, OutOfRange
 from sexpgpu.dist.exchange import Exchange, SingleRank
 from sexpgpu.dist.reduction import tree_sum_f64
 from sexpgpu.errors import Error
+from sexpgpu.ir.facts import nominal_weight, output_names
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.host import Expression, evaluate
 from sexpgpu.passes.experiment import Experiment
 from sexpgpu.train.feed import Feed
 from sexpgpu.train.gradients import GradientSum
 from sexpgpu.train.model import Model
-from sexpgpu.train.suspect import first_bad_node
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,11 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Graphs:
-    """The graphs that were planned, for messages and replays."""
+    """The graphs that are planned, evaluations by loader."""
 
     training: Graph
     update: Graph
+    evaluations: Mapping[str, Graph] = field(default_factory=dict)
 
 
 class Step:
@@ -56,7 +57,7 @@ class Step:
         self.device, self.experiment, self.graphs, self.model, self.feed = device, experiment, graphs, model, feed
         self.seed, self.total_steps = seed, total_steps
         trained = tuple(p for p in experiment.parameters if p.trainable)
-        updated = tuple(p for p in experiment.parameters if f"update:{p.name}" in graphs.training.outputs)
+        updated = tuple(p for p in experiment.parameters if f"update:{p.name}" in output_names(graphs.training))
         options = experiment.options
         self.gradients = GradientSum(
             device, trained, feed.microbatches(1), options.sum_lanes, self.exchange, options.short, updated
@@ -121,6 +122,8 @@ class Step:
 
     def _not_finite(self, step: int, losses: list[float], loss: float, norm: float) -> Error:
         """E-NUM-001 with the first bad node of the first bad microbatch, found by running it again in NumPy."""
+        from sexpgpu.train.suspect import first_bad_node
+
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
         bad = [index for index, value in enumerate(losses) if not math.isfinite(value)]
         microbatches = bad[:1] or list(range(len(losses)))
@@ -150,20 +153,6 @@ def bind_fields(device: Device, executable: Executable) -> dict[str, Any]:
             made[name] = device.allocate(type_)
             executable.bind(external, made[name])
     return made
-
-
-def nominal_weight(training: Graph) -> float:
-    """What one full microbatch weighs: a constant where every element counts once, else how many numbers are summed.
-
-    Any number will do that is the same for every microbatch: the sum's root is corrected by what was real.
-    """
-    weight = training.outputs["weight"]
-    if weight.op == "constant":
-        return float(weight.attributes["value"])
-    node = weight
-    while node.inputs and node.op in ("cast", "reshape", "mul"):
-        node = node.inputs[0]
-    return float(node.inputs[0].tensor.elements) if node.op == "sum" and node.inputs else 1.0
 
 
 def not_finite(message: str, node: Node | None) -> Error:
