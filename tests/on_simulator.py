@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -35,6 +35,8 @@ class Simulated:
     plan: Plan
     arch: str = "sm_80"
     seed: int = 0
+    # Changes the source of the module before it is compiled.
+    rewrite: Callable[[str], str] | None = None
     findings: list[Any] = field(default_factory=list)
     outcomes: list[tuple[CudaLaunch, Any]] = field(default_factory=list)
     # For each outcome the number of its launch in the plan, and the allocations that count once.
@@ -43,7 +45,8 @@ class Simulated:
     def __post_init__(self) -> None:
         self.made = plan_launches(self.plan)
         every = [launch for launches in self.made for launch in launches]
-        self.module = compiled(module_source(launch.kernel for launch in every), self.arch) if every else None
+        source = module_source(launch.kernel for launch in every)
+        self.module = compiled(self.rewrite(source) if self.rewrite else source, self.arch) if every else None
         size = sum(b.size_bytes + 1024 for b in self.plan.buffers)
         workspace = max((launch.workspace_bytes for launch in every), default=0)
         self.memory = simulator.Memory((size + workspace + (1 << 20)) // 256 * 256)
@@ -132,6 +135,12 @@ class Simulated:
             return np.zeros(shape, made)
         words = self.memory.read(self.address(place), count * made.itemsize, np.uint8)
         return np.asarray(words.view(made).reshape(shape))
+
+    def contents(self, name: str) -> np.ndarray:
+        """All bytes of an external buffer, written or not."""
+        number = self.numbers[name]
+        words = self.memory.read(self.addresses[number], self.plan.buffers[number].size_bytes, np.uint8, initialised=False)
+        return np.asarray(words)
 
     def output(self, name: str) -> np.ndarray:
         place, type_ = self.plan.outputs[name]

@@ -1,0 +1,110 @@
+"""Small plans that use every family of CUDA kernels at sizes with tails, with their inputs: what mutants are run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sexpgpu.codegen.cuda_source import CudaKernel
+from sexpgpu.plan.kernel import Plan, Program
+from tests import programs
+from tests.on_simulator import Simulated
+from tests.programs import Builder, base_of, empty, launch_plan
+from tests.test_cuda_many import updates
+
+RNG = np.random.default_rng(5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`arrays`: what the external buffers hold, by name. `tolerance`: relative to the largest value, of results that have
+    no fixed bits; 0 where they have."""
+
+    name: str
+    plan: Plan
+    arrays: tuple[tuple[str, Any], ...]
+    tolerance: float = 0.0
+
+
+def normal(*shape: int) -> Any:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def of_program(name: str, program: Program, operands: list[Any], outputs: list[Any]) -> Case:
+    arrays = [a for a in operands if isinstance(a, np.ndarray)]
+    arrays += [o for o, s in zip(outputs, program.stores, strict=True) if s.alias is None]
+    given = tuple((f"buffer:{n}", base_of(array)) for n, array in enumerate(arrays))
+    return Case(name, launch_plan(program, operands, outputs), given)
+
+
+def rowwise(values: Any, shape: tuple[int, ...]) -> Any:
+    return np.broadcast_to(values[:, None], shape)
+
+
+def cases() -> list[Case]:
+    """Every family once or twice."""
+    return [*maps()]
+
+
+def maps() -> list[Case]:
+    b = Builder("map", 3)
+    x, column, row = b.load(), b.load(), b.load("zero")
+    b.store(b.do("add", b.do("mul", x, column), row))
+    shape = (3, 5, 33)
+    operands = [normal(*shape), np.broadcast_to(normal(33), shape), np.broadcast_to(normal(5, 1), shape)]
+    t = Builder("map", 2)
+    t.store(t.do("tanh", t.load("any")))
+    plan, sizes = updates()
+    given = tuple((f"buffer:{n}", normal(size)) for n, size in enumerate(sizes))
+    return [
+        of_program("gelu", programs.gelu(), [normal(1025)], [empty((1025,))]),
+        of_program("broadcast map", b.program(), operands, [empty(shape)]),
+        of_program("transposed map", t.program(), [normal(65, 33).T], [empty((33, 65))]),
+        Case("updates", plan, given),
+    ]
+
+
+def rows() -> list[Case]:
+    norm = [normal(9, 33), np.broadcast_to(normal(33), (9, 33)), np.broadcast_to(normal(33), (9, 33))]
+    norm.append(np.broadcast_to(np.full(1, 33, np.float32), (9, 33)))
+    stores = [empty((9, 33)), rowwise(empty((9,)), (9, 33)), rowwise(empty((9,)), (9, 33))]
+    best = rowwise(empty((3,), "i32"), (3, 1100))
+    return [
+        of_program("softmax", programs.softmax(), [normal(5, 1000)], [empty((5, 1000))]),
+        of_program("long softmax", programs.softmax(), [normal(3, 1025)], [empty((3, 1025))]),
+        of_program("layernorm", programs.layernorm(), norm, stores),
+        of_program("argmax", programs.reduction("row", "argmax"), [normal(3, 1100)], [best]),
+    ]
+
+
+def columns() -> list[Case]:
+    made = []
+    for shape in ((20, 33), (65, 70), (4200, 5)):
+        total = np.broadcast_to(empty((shape[1],)), shape)
+        made.append(of_program(f"columns {shape}", programs.reduction("column", "sum"), [normal(*shape)], [total]))
+    return made
+
+
+def kernels_of(case: Case) -> list[CudaKernel]:
+    made = {launch.kernel.name: launch.kernel for launches in Simulated(case.plan).made for launch in launches}
+    return list(made.values())
+
+
+def run(case: Case, rewrite: Callable[[str], str] | None = None) -> tuple[list[Any], list[np.ndarray]]:
+    """What the detectors found, and everything that the external buffers hold afterwards."""
+    made = Simulated(case.plan, rewrite=rewrite)
+    for name, array in case.arrays:
+        made.bind(name, array)
+    made.run()
+    return made.findings, [made.contents(name) for name, _ in case.arrays]
+
+
+def equal(case: Case, a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two results are the same, to the case's tolerance."""
+    if case.tolerance == 0:
+        return a.tobytes() == b.tobytes()
+    x, y = (array.view(np.float32).astype(float) for array in (a, b))
+    return bool(np.abs(x - y).max() <= case.tolerance * np.abs(y).max())
