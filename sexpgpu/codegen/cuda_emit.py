@@ -8,6 +8,7 @@ from math import gcd
 from sexpgpu.codegen.cuda_many import emit_many, groups_of
 from sexpgpu.codegen.cuda_map import emit_map
 from sexpgpu.codegen.cuda_operands import Alignment
+from sexpgpu.codegen.cuda_rows import emit_row
 from sexpgpu.codegen.cuda_source import CudaLaunch
 from sexpgpu.plan.kernel import Generated, Kernel, Loop, Place, Plan, flattened
 
@@ -63,7 +64,7 @@ def plan_launches(plan: Plan) -> list[tuple[CudaLaunch, ...]]:
 
 def cuda_launches(launch: Kernel, alignment: Alignment) -> tuple[CudaLaunch, ...]:
     """What runs, one after the other, for one launch of the plan; nothing where there is nothing to compute."""
-    if isinstance(launch, Generated) and launch.program.kind == "map":
-        made = emit_map(launch, alignment)
+    if isinstance(launch, Generated) and launch.program.kind in ("map", "row"):
+        made = emit_map(launch, alignment) if launch.program.kind == "map" else emit_row(launch)
         return () if made is None else (made,)
     raise NotWritten(type(launch).__name__)

@@ -8,6 +8,7 @@ this follows from the program's structure alone, so the bits do too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from sexpgpu.plan.kernel import Program
@@ -61,6 +62,19 @@ def _store_passes(program: Program, element: list[bool], stage: list[int], last:
     return made
 
 
+def _roots(program: Program, stage: Sequence[int], stores: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The values that every pass is there for: what it reduces and what it stores."""
+    roots = []
+    for number, written in enumerate(stores):
+        reduced = [
+            arguments_of(program, v)[0]
+            for v in range(len(stage))
+            if is_reduction(program, v) and stage[v] == number + 1
+        ]
+        roots.append(reduced + [program.stores[s].value for s in written])
+    return roots
+
+
 def analyse(program: Program) -> Stages:
     """The passes of a map (one) or row program. (A column program's stores are written after the last of its passes.)"""
     element, stage = _levels(program)
@@ -68,16 +82,13 @@ def analyse(program: Program) -> Stages:
     last = max((stage[v] for v in reductions), default=0)
     row = program.kind != "column"
     stores = _store_passes(program, element, stage, last) if row else [[] for _ in range(last + 1)]
-    roots: list[list[int]] = []
-    for number in range(last + 1):
-        reduced = [arguments_of(program, v)[0] for v in reductions if stage[v] == number + 1]
-        roots.append(reduced + [program.stores[s].value for s in stores[number]])
+    roots = _roots(program, stage, stores)
     kept = _kept(program, element, roots) if row else set()
     passes: list[tuple[int, ...]] = []
     reads: list[tuple[int, ...]] = []
     known: set[int] = set()
     for needed in roots:
-        values = _needed(program, element, needed, kept & known)
+        values = needed_values(program, element, needed, kept & known)
         reads.append(tuple(sorted(values & kept & known)))
         passes.append(tuple(sorted(values - (kept & known))))
         known |= values
@@ -86,7 +97,12 @@ def analyse(program: Program) -> Stages:
     )
 
 
-def _needed(program: Program, element: list[bool], roots: list[int], stop: set[int]) -> set[int]:
+def roots_of(program: Program, stages: Stages) -> list[list[int]]:
+    """What every pass of a row program reduces and stores."""
+    return _roots(program, stages.stage, stages.stores)
+
+
+def needed_values(program: Program, element: Sequence[bool], roots: Sequence[int], stop: Set[int]) -> set[int]:
     """The element values that the roots need, down to loads and to the values in `stop`."""
     found: set[int] = set()
     waiting = [v for v in roots if element[v]]
@@ -106,10 +122,12 @@ def _kept(program: Program, element: list[bool], roots: list[list[int]]) -> set[
     computed: set[int] = set()
     for needed in roots:
         dear = {
-            v for v in _needed(program, element, needed, kept) if v >= loads and program.body[v - loads].op in EXPENSIVE
+            v
+            for v in needed_values(program, element, needed, kept)
+            if v >= loads and program.body[v - loads].op in EXPENSIVE
         }
         again = dear & computed - kept
         kept |= again
         # What only the repeated values needed is not needed again.
-        computed |= {v for v in _needed(program, element, needed, kept) if v in dear}
+        computed |= {v for v in needed_values(program, element, needed, kept) if v in dear}
     return kept
