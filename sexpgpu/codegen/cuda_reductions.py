@@ -22,20 +22,25 @@ def neutral(r: Reduction) -> str:
     return literal(r.begin, r.dtype)
 
 
-def begin(r: Reduction, text: CudaText) -> None:
+def begin(r: Reduction, text: CudaText, value: str = "a", place: str = "j") -> None:
     """The lane's running value: a; its place for argmax and argmin: j."""
-    text.add(f"{C_TYPES[r.dtype]} a{r.value} = {neutral(r)};")
+    text.add(f"{C_TYPES[r.dtype]} {value}{r.value} = {neutral(r)};")
     if r.picks:
-        text.add(f"int j{r.value} = {NO_PLACE};")
+        text.add(f"int {place}{r.value} = {NO_PLACE};")
 
 
 def feed(r: Reduction, new: str, place: str, text: CudaText) -> None:
     """The lane takes in an element; `place` is its place in the row."""
+    join(r, "a", "j", new, place, text)
+
+
+def join(r: Reduction, value: str, at: str, new: str, place: str, text: CudaText) -> None:
+    """A running value and its place, begun under these letters, take in another value and its place."""
     _call_join(r, text)
     if r.picks:
-        text.add(f"{r.op}_{r.dtype}(a{r.value}, j{r.value}, {new}, {place});")
+        text.add(f"{r.op}_{r.dtype}({value}{r.value}, {at}{r.value}, {new}, {place});")
     else:
-        text.add(f"a{r.value} = {r.op}_{r.dtype}(a{r.value}, {new});")
+        text.add(f"{value}{r.value} = {r.op}_{r.dtype}({value}{r.value}, {new});")
 
 
 def share(r: Reduction, text: CudaText) -> None:
