@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from simulator import Memory, load
+from tests.simulator import Memory, load
 
 SCALE = """
 .version 8.0

@@ -9,9 +9,10 @@ from sexpgpu.codegen.cuda_columns import emit_column
 from sexpgpu.codegen.cuda_many import emit_many, groups_of
 from sexpgpu.codegen.cuda_map import emit_map
 from sexpgpu.codegen.cuda_operands import Alignment
+from sexpgpu.codegen.cuda_product import emit_product
 from sexpgpu.codegen.cuda_rows import emit_row
 from sexpgpu.codegen.cuda_source import CudaLaunch
-from sexpgpu.plan.kernel import Generated, Kernel, Loop, Place, Plan, flattened
+from sexpgpu.plan.kernel import Generated, Kernel, Loop, Place, Plan, Product, flattened
 
 # Every buffer of a plan begins on such a boundary, in memory and in the arena.
 BUFFER_ALIGNMENT = 256
@@ -68,6 +69,8 @@ def cuda_launches(launch: Kernel, alignment: Alignment) -> tuple[CudaLaunch, ...
     if isinstance(launch, Generated) and launch.program.kind in ("map", "row"):
         made = emit_map(launch, alignment) if launch.program.kind == "map" else emit_row(launch)
         return () if made is None else (made,)
-    if isinstance(launch, Generated) and launch.program.kind == "column":
+    if isinstance(launch, Generated):
         return emit_column(launch)
+    if isinstance(launch, Product):
+        return emit_product(launch, alignment)
     raise NotWritten(type(launch).__name__)

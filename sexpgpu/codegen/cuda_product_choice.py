@@ -1,0 +1,83 @@
+"""Which tile a product takes and into how many parts its sum is cut: by its sizes alone, so that bits depend on no card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sexpgpu.ir.types import FLOATS
+from sexpgpu.plan.kernel import Product
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block's rows and columns of c and its steps at a time; a thread's rows and columns; lanes of a warp along a row.
+    `speed`: of the multiply-adds that a multiprocessor could do, the part that it does."""
+
+    rows: int
+    columns: int
+    depth: int
+    high: int
+    wide: int
+    lanes: int
+    speed: float
+
+    @property
+    def threads(self) -> int:
+        return self.rows * self.columns // (self.high * self.wide)
+
+
+TILES = (
+    Tile(128, 128, 8, 8, 8, 8, 0.85),
+    Tile(64, 64, 16, 8, 4, 8, 0.7),
+    Tile(32, 32, 16, 4, 4, 8, 0.45),
+    Tile(16, 128, 16, 4, 4, 8, 0.45),
+    Tile(128, 16, 16, 4, 4, 4, 0.45),
+)
+# Integers are rare: one tile, of few registers.
+OF_INTEGERS = TILES[2]
+
+# A card as the choice sees it: about an A100 or an H100. Costs are in multiply-adds of one multiprocessor.
+MULTIPROCESSORS = 128
+WARPS_TO_FILL = 8
+MOVED_ELEMENT = 0.25  # of a partial sum, written or read by the whole card
+LAUNCH = 800_000
+MOST_PARTS, LEAST_STEPS = 64, 256
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`parts` of the sum, each of `part_steps` steps (the last of what is left)."""
+
+    tile: Tile
+    parts: int
+    part_steps: int
+
+
+def choose(launch: Product) -> Choice:
+    """The cheapest way."""
+    if launch.dtype not in FLOATS:
+        return Choice(OF_INTEGERS, 1, launch.k)
+    ways = [Choice(tile, *cut) for tile in TILES for cut in _cuts(tile, launch.k)]
+    return min(ways, key=lambda way: _cost(way, launch))
+
+
+def _cuts(tile: Tile, k: int) -> list[tuple[int, int]]:
+    """(parts, steps of each), every part of whole pieces of the tile's depth."""
+    made = [(1, k)]
+    parts = 2
+    while parts <= MOST_PARTS and k // parts >= LEAST_STEPS:
+        steps = -(-k // (parts * tile.depth)) * tile.depth
+        made.append((-(-k // steps), steps))
+        parts *= 2
+    return made
+
+
+def _cost(way: Choice, launch: Product) -> float:
+    tile, entries = way.tile, len(launch.c.starts)
+    blocks = -(-launch.m // tile.rows) * -(-launch.n // tile.columns) * entries * way.parts
+    turns = -(-blocks // MULTIPROCESSORS)
+    filled = min(1.0, turns * tile.threads / 32 / WARPS_TO_FILL)
+    time = turns * tile.rows * tile.columns * way.part_steps / (tile.speed * filled)
+    if way.parts > 1:
+        time += (way.parts + 1) * launch.m * launch.n * entries * MOVED_ELEMENT + LAUNCH
+    return time

@@ -1,0 +1,104 @@
+"""A kernel's instructions → steps for the scheduler; an unknown one faults when a thread comes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.simulator import atomics, compare, convert, copies, floats, integers, matrix, moves, warp
+from tests.simulator.dtypes import FLOATS, HALVES
+from tests.simulator.form import Action, Form
+from tests.simulator.machine import Machine
+from tests.simulator.program import Kernel
+from tests.simulator.report import Fault
+from tests.simulator.schedule import Barrier, Guard, Step, arrive, branch, leave, table_branch
+from tests.simulator.threads import Threads
+
+BUILDERS: dict[str, Callable[[Form], Action]] = {
+    **integers.BUILDERS,
+    **convert.BUILDERS,
+    **compare.BUILDERS,
+    **moves.BUILDERS,
+    **atomics.BUILDERS,
+    **warp.BUILDERS,
+    **matrix.BUILDERS,
+    **copies.BUILDERS,
+}
+BY_TYPE = {**dict.fromkeys(FLOATS, floats.BUILDERS), **dict.fromkeys(HALVES, floats.HALF_BUILDERS)}
+
+
+def decode(kernel: Kernel) -> list[Step]:
+    steps = [decode_one(Form(kernel, instruction)) for instruction in kernel.code]
+    return [*steps, Step(flow=leave(None))]
+
+
+def decode_one(form: Form) -> Step:
+    one = form.instruction
+    guard = None if one.predicate is None else Guard(form.kernel.registers[one.predicate], one.negated)
+    if one.opcode == "bra":
+        return Step(flow=branch(guard, form.kernel.labels[form.text(0)]))
+    if one.opcode == "brx" and guard is None:
+        targets = [form.kernel.labels[name] for name in form.kernel.tables[form.text(1)]]
+        return Step(flow=table_branch(form.source(0, "u32"), targets))
+    if one.opcode in ("ret", "exit"):
+        return Step(flow=leave(guard))
+    if one.opcode in ("bar", "barrier") and not form.has("warp"):
+        return decode_barrier(form, guard)
+    action = build(form)
+    return Step(action=action if guard is None else guarded(guard, action))
+
+
+def build(form: Form) -> Action:
+    opcode = form.instruction.opcode
+    if opcode in ("bar", "barrier"):
+        return synchronise_warp
+    builder = BY_TYPE.get(form.type, {}).get(opcode)
+    if builder is None and (opcode not in ARITHMETIC or form.type not in (*FLOATS, *HALVES)):
+        builder = BUILDERS.get(opcode)
+    try:
+        if builder is None:
+            raise form.unsupported()
+        return builder(form)
+    except Fault as fault:
+        return failing(fault)
+
+
+# Opcodes that integers share with floating point types.
+ARITHMETIC = {*integers.BUILDERS} - {"and", "or", "xor", "not"}
+
+
+def failing(fault: Fault) -> Action:
+    def fail(machine: Machine, threads: Threads) -> None:
+        raise fault
+
+    return fail
+
+
+def guarded(guard: Guard, action: Action) -> Action:
+    def run(machine: Machine, threads: Threads) -> None:
+        holds = machine.spread(guard.holds(machine, threads), threads)
+        if holds.all():
+            action(machine, threads)
+        elif holds.any():
+            action(machine, threads.where(holds))
+
+    return run
+
+
+def synchronise_warp(machine: Machine, threads: Threads) -> None:
+    """bar.warp.sync orders the memory accesses of a warp's lanes."""
+    machine.warp_epoch[threads.pick] += 1
+
+
+def decode_barrier(form: Form, guard: Guard | None) -> Step:
+    """bar.sync a{, b} and bar.red.op d, a{, b}, c."""
+    reduction = form.one_of("popc", "and", "or")
+    places = list(range(form.count))
+    result = vote = None
+    if reduction:
+        result, vote = form.target(places.pop(0)), form.source(places.pop(), "pred")
+    if form.has("arrive") or not places:
+        return Step(action=failing(form.unsupported()))
+    number = form.source(places[0], "u32")
+    count = form.source(places[1], "u32") if len(places) > 1 else None
+    barrier = Barrier(number, count, reduction, vote, result)
+    return Step(flow=arrive(guard, barrier), barrier=barrier)
