@@ -29,7 +29,8 @@ OPERATORS: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("warp's barrier removed", r"__syncwarp\([^)]*\);", ";"),
     ("guard dropped", r"if \(\w+ >= \w+\) return;", ";"),
     ("guard one too late", r"(if \(\w+ )>=( \w+\) (?:return|break|continue))", r"\1>\2"),
-    ("loop one too far", r"(for \([^;]*; \w+ )<( [^;]*;)", r"\1<=\2"),
+    # Not of unrolled loops: beyond an array of registers C has no meaning, and the compiler leaves the round out.
+    ("loop one too far", r"(?<!#pragma unroll\n)(^ *for \([^;]*; \w+ )<( [^;]*;)", r"\1<=\2"),
     ("bound one too far", r"(if \([^)]*\w )<( \w+)", r"\1<=\2"),
     ("index off by one", r"\[(o\d+)\b", r"[\1 + 1"),
     ("stride off by one", r"(o\d+ = [^;]*\* )(\d+)", lambda m: f"{m[1]}{int(m[2]) + 1}"),
@@ -57,7 +58,7 @@ def mutants_of(case: Case) -> Iterator[Mutant]:
     for kernel in cuda_corpus.kernels_of(case):
         code = re.sub(r"(?m)^\s*//.*$", lambda m: " " * len(m[0]), kernel.text)
         for fault, pattern, replacement in OPERATORS:
-            sites = list(re.finditer(pattern, code))
+            sites = list(re.finditer(pattern, code, re.M))
             for site in sites[:: max(-(-len(sites) // SITES), 1)]:
                 new = site.expand(replacement) if isinstance(replacement, str) else replacement(site)
                 if new == site[0]:

@@ -19,6 +19,8 @@ from sexpgpu.plan.kernel import Generated, Launch, Place, Plan, Store, places_of
 ROUNDS = 4
 # A launch's parameters may take 32,764 bytes from compute capability 7.0 on.
 MOST_WORDS = 4000
+# Places stay below 2^31 with room for the last block's threads.
+LARGEST = 1 << 30
 
 
 @dataclass
@@ -46,7 +48,7 @@ def groups_of(plan: Plan) -> list[list[int]]:
 
 
 def _may_join(launch: Generated, plan: Plan) -> bool:
-    if launch.program.kind != "map" or len(launch.sizes) != 1 or not 0 < launch.sizes[0] < 1 << 31:
+    if launch.program.kind != "map" or len(launch.sizes) != 1 or not 0 < launch.sizes[0] <= LARGEST:
         return False
     in_memory = all(access.place is not None for access in launch.loads)
     plain = all(access.strides[0] in (0, 1) for access in launch.loads) and all(a.strides == (1,) for a in launch.stores)
@@ -136,8 +138,10 @@ class _Many(MapWriter):
     def _rounds(self) -> None:
         self.text.open(f"for (int round = 0; round < {ROUNDS}; ++round)")
         self.text.add(f"const int i0 = begin + (round * {THREADS} + (int)threadIdx.x) * {self.width};")
-        self.text.add("if (i0 >= n) return;")
+        has_rest = self.width > 1 and any(size % self.width for size in self.sizes)
+        if not has_rest:
+            self.text.add("if (i0 >= n) return;")
         for operand in self.operands:
             self.text.add(f"const int o{operand.number} = {offset(operand, {0: 'i0'})};")
-        self.points(has_rest=any(size % self.width for size in self.sizes))
+        self.points(has_rest)
         self.text.close()

@@ -85,7 +85,8 @@ class MapWriter:
         unsigned = "unsigned long long" if self.integer == "long long" else "unsigned"
         add = self.text.add
         add(f"const {unsigned} unit = ({unsigned})blockIdx.x * {THREADS}u + threadIdx.x;")
-        add(f"if (unit >= {self.units}u) return;")
+        if self.last % self.width == 0:
+            add(f"if (unit >= {self.units}u) return;")
         places = {}
         sizes = [*self.outer, -(-self.last // self.width)]
         below = 1
@@ -100,7 +101,7 @@ class MapWriter:
             add(f"const {self.integer} o{operand.number} = {offset(operand, places)};")
 
     def _rest(self) -> None:
-        """The last neighbours, too few for a pack, one by one."""
+        """The last neighbours, too few for a pack, one by one; none beyond the end."""
         last = f"i{len(self.outer)}"
         self.text.open(f"if ({last} + {self.width} > {self.limit})")
         self.text.open(f"for (int j = 0; j < {self.limit} - {last}; ++j)")
