@@ -13,9 +13,7 @@ from sexpgpu.codegen.cuda_product import emit_product
 from sexpgpu.codegen.cuda_rows import emit_row
 from sexpgpu.codegen.cuda_source import CudaLaunch
 from sexpgpu.plan.kernel import Generated, Kernel, Loop, Place, Plan, Product, flattened
-
-# Every buffer of a plan begins on such a boundary, in memory and in the arena.
-BUFFER_ALIGNMENT = 256
+from sexpgpu.plan.lifetime import ALIGNMENT
 
 
 class NotWritten(Exception):
@@ -23,11 +21,11 @@ class NotWritten(Exception):
 
 
 def alignment_of(plan: Plan) -> Alignment:
-    """The alignment of a plan's places: a window's is what its steps keep."""
+    """The alignment of a plan's places: that of its buffers, wherever they are; a window's is what its steps keep."""
     windows = {window.buffer: window for loop in _loops(plan.launches) for window in loop.windows}
 
     def alignment(place: Place) -> int:
-        known = gcd(BUFFER_ALIGNMENT, place.offset)
+        known = gcd(ALIGNMENT, place.offset)
         if place.buffer in windows:
             window = windows[place.buffer]
             return gcd(known, window.step, alignment(window.base))
