@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 INVALID_VALUE, OUT_OF_MEMORY = 1, 2
 ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED = 700, 716, 719
+# What the simulator's faults are on a card, where they are no illegal address.
+_BREAKS = {"misaligned": MISALIGNED_ADDRESS, "deadlock": LAUNCH_FAILED}
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,10 @@ class Card:
             return self.memory.read(address, size_bytes, np.uint8, initialised=False)
 
     def copy(self, operation: Operation, target: int, source: int, size_bytes: int) -> None:
-        self.write(operation, target, self.read(operation, source, size_bytes))
+        """What nothing wrote stays so."""
+        self.touch(operation, source, size_bytes, False)
+        self.touch(operation, target, size_bytes, True)
+        self.memory.copy(target, source, size_bytes)
 
     def launch(
         self,
@@ -138,12 +143,6 @@ class Card:
                 run(operation)
             except simulator.Fault as fault:
                 self.faults.append(f"{operation.name}: {fault}")
-                self.broken = _number_of(str(fault))
+                self.broken = _BREAKS.get(fault.kind, ILLEGAL_ADDRESS)
 
         return call
-
-
-def _number_of(fault: str) -> int:
-    if "misaligned" in fault:
-        return MISALIGNED_ADDRESS
-    return LAUNCH_FAILED if "deadlock" in fault else ILLEGAL_ADDRESS
