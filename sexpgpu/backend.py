@@ -137,9 +137,7 @@ class Device(Protocol):
         there until the results come, so that both need little more than one of them."""
         ...
 
-    def prepare(
-        self, graph: Graph, seed: int, lands: Mapping[str, Any] | None = None, keeps: Any = None
-    ) -> Executable:
+    def prepare(self, graph: Graph, seed: int, lands: Mapping[str, Any] | None = None, keeps: Any = None) -> Executable:
         """The graph ready to run. `lands`: parts of a landing memory for bound outputs, by name; `keeps`: a landing
         memory whose results this graph leaves alone, because it reads them."""
         ...
@@ -170,3 +168,11 @@ class Device(Protocol):
         ...
 
     def free_bytes(self) -> int: ...
+
+    def report(self) -> Sequence[str]:
+        """Lines about what the device had to do otherwise, since this was last asked."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what the device holds; nothing is done with it afterwards."""
+        ...

@@ -20,7 +20,10 @@ __all__ = [
     "OutOfRange",
     "choose",
     "open_device",
+    "refuse_absent",
 ]
+
+TO_THE_CPU = "to run on the CPU: --device cpu"
 
 
 @dataclass(frozen=True)
@@ -34,44 +37,76 @@ class Choice:
 
 def choose(settings: Settings) -> Choice:
     """The device kind that the settings ask for. `auto` takes cuda where it can run, and says why not otherwise."""
+    first = settings.devices[0] if settings.devices else None
     if settings.device == "auto":
-        missing = missing_for_cuda()
-        if missing:
-            return Choice("cpu", None, f"device auto: cpu, because {missing[0]}")
-        return Choice("cuda", None, "device auto: cuda is available")
+        problem = _problem_of_cuda(first or 0)
+        if problem is not None:
+            return Choice("cpu", None, f"device auto: cpu, because {_reason(problem)}")
+        return Choice("cuda", first, "device auto: cuda is available")
     kind, _, ordinal = settings.device.partition(":")
-    return Choice("cuda" if kind == "cuda" else "cpu", int(ordinal) if ordinal else None)
+    return Choice("cuda" if kind == "cuda" else "cpu", int(ordinal) if ordinal else first)
+
+
+def _problem_of_cuda(ordinal: int) -> Error | None:
+    try:
+        refuse_absent(Choice("cuda", ordinal))
+    except Error as problem:
+        return problem
+    return None
+
+
+def _reason(problem: Error) -> str:
+    """What is best mended first."""
+    return missing_for_cuda()[0] if missing_for_cuda() else problem.message
 
 
 def missing_for_cuda() -> list[str]:
     """What keeps this process from using a CUDA device, in the order in which it is best mended; empty: nothing."""
     import platform
 
-    from sexpgpu.cuda.library import DRIVER, LIBRARIES, find
-    from sexpgpu.cuda.probe import library_loads
+    from sexpgpu.cuda import library
 
     machine = f"{platform.system()} {platform.machine()}"
     if machine != "Linux x86_64":
         return [f"this machine is {machine}, and the CUDA device needs Linux x86_64"]
     missing = []
-    if not library_loads(DRIVER):
-        missing.append(f"no NVIDIA driver is found ({DRIVER}); a 580 series or newer is needed")
-    needed = (library for library in LIBRARIES if not library.optional)
-    wheels = [library.distribution for library in needed if not all(map(find, library.objects))]
+    try:
+        library.load_driver(library.DRIVER)
+    except OSError:
+        missing.append(f"no NVIDIA driver is found ({library.DRIVER}); a 580 series or newer is needed")
+    needed = (wheel for wheel in library.LIBRARIES if not wheel.optional)
+    wheels = [wheel.distribution for wheel in needed if not all(map(library.find, wheel.objects))]
     if wheels:
         missing.append(f"the CUDA libraries are not installed ({', '.join(wheels)})")
     missing.append("this version of sexpgpu has no CUDA backend yet")
     return missing
 
 
+def refuse_absent(choice: Choice) -> None:
+    """E-DEV-001 where the device cannot be had. Nothing is opened."""
+    if choice.kind != "cuda":
+        return
+    from sexpgpu.cuda.probe import probe_driver, require
+
+    missing = missing_for_cuda()
+    if missing:
+        asked = "cuda" if choice.ordinal is None else f"cuda:{choice.ordinal}"
+        notes = [*missing, "needs sexpgpu-linux-cuda, or pip install 'sexpgpu[cuda]' on Linux", TO_THE_CPU]
+        raise Error("E-DEV-001", f"device {asked} cannot be used here", notes=notes)
+    try:
+        require(probe_driver(), choice.ordinal or 0)
+    except Error as problem:
+        problem.notes.append(TO_THE_CPU)
+        raise
+
+
 def open_device(choice: Choice, settings: Settings) -> Device:
     """The device, ready to hold memory. A device that cannot be had is E-DEV-001: never another one instead."""
     if choice.kind == "cuda":
-        asked = "cuda" if choice.ordinal is None else f"cuda:{choice.ordinal}"
-        notes = [*missing_for_cuda(), "needs sexpgpu-linux-cuda, or pip install 'sexpgpu[cuda]' on Linux"]
-        raise Error(
-            "E-DEV-001", f"device {asked} cannot be used here", notes=[*notes, "to run on the CPU: --device cpu"]
-        )
+        refuse_absent(choice)
+        from sexpgpu.cuda.device import open_cuda
+
+        return open_cuda(settings, choice.ordinal or 0)
     from sexpgpu.interp.device import open_cpu
 
     return open_cpu(settings)

@@ -110,6 +110,12 @@ class ReferenceDevice:
     def look(self, memory: ReferenceMemory) -> NDArray[Any]:
         return memory.array
 
+    def report(self) -> Sequence[str]:
+        return ()
+
+    def close(self) -> None:
+        pass
+
     def landing(self, type: TensorType) -> ReferenceMemory:
         return self.allocate(type)
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sexpgpu.errors import Error
 
@@ -106,3 +107,8 @@ def _load(name: str, path: Path) -> ctypes.CDLL:
     except OSError as problem:
         message = f"the CUDA library {path} does not load: {problem}"
         raise Error("E-DEV-004", message, notes=[library_of(name).reinstall]) from None
+
+
+def load_driver(name: str) -> Any:
+    """The driver's library, which is no distribution's: the system finds it by its name. Raises OSError."""
+    return ctypes.CDLL(name)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sexpgpu.cuda import library
 from sexpgpu.cuda.binding import FunctionMissing, bind
 from sexpgpu.cuda.driver import QUERY_TABLE, DeviceAttribute, DriverError, Status
 from sexpgpu.cuda.library import DRIVER
@@ -37,18 +38,10 @@ class Driver:
     problem: str = ""
 
 
-def library_loads(name: str) -> bool:
-    try:
-        ctypes.CDLL(name)
-    except OSError:
-        return False
-    return True
-
-
-def probe_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver:
+def probe_driver(load: Callable[[str], Any] | None = None) -> Driver:
     """Driver and cards. No context is made, so nothing is taken from them."""
     try:
-        calls = bind(load(DRIVER), QUERY_TABLE)
+        calls = bind((load or library.load_driver)(DRIVER), QUERY_TABLE)
     except OSError:
         return Driver(None, problem=f"no NVIDIA driver is found ({DRIVER})")
     except FunctionMissing as missing:

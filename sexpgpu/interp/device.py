@@ -136,9 +136,7 @@ class CpuDevice:
     def landing(self, type: TensorType) -> ArenaMemory:
         return ArenaMemory(type, self.engine, 0)
 
-    def part(
-        self, memory: CpuMemory | ArenaMemory, offset_elements: int, type: TensorType
-    ) -> CpuMemory | ArenaMemory:
+    def part(self, memory: CpuMemory | ArenaMemory, offset_elements: int, type: TensorType) -> CpuMemory | ArenaMemory:
         if isinstance(memory, ArenaMemory):
             return ArenaMemory(type, self.engine, memory.offset_bytes + offset_elements * SIZES[memory.type.dtype])
         flat = memory.array.reshape(-1)[offset_elements : offset_elements + type.elements]
@@ -213,6 +211,12 @@ class CpuDevice:
             found = {line.split(":")[0]: line.split()[1] for line in file}
         available = int(found["MemAvailable"]) * 1024
         return available if self._limit_bytes is None else min(available, self._limit_bytes)
+
+    def report(self) -> Sequence[str]:
+        return ()
+
+    def close(self) -> None:
+        self.engine.close()
 
 
 def _computes(launch: Generated) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import sexpgpu
-from sexpgpu.device import Device, choose, open_device
+from sexpgpu.device import Device, choose, open_device, refuse_absent
 from sexpgpu.dist.exchange import Exchange, joined
 from sexpgpu.errors import Diagnostics, Error
 from sexpgpu.installed import version_of
@@ -39,14 +39,15 @@ def run(request: Request, progress: Progress, stop: StopRequest | None = None) -
     Under a launcher this process is one rank; an error of any rank is said once and ends all of them.
     """
     with joined(os.environ, agreed=(Stopped,)) as exchange:
-        return _run(request, progress if exchange.world.first else Progress(quiet=True), stop or StopRequest(), exchange)
+        return _run(
+            request, progress if exchange.world.first else Progress(quiet=True), stop or StopRequest(), exchange
+        )
 
 
 def _run(request: Request, progress: Progress, stop: StopRequest, exchange: Exchange) -> Outcome:
     early = early_settings(request)
     choice = choose(early)
-    if choice.kind == "cuda":
-        open_device(choice, early)
+    refuse_absent(choice)
     starts = Starts(request, early, progress.line)
     start = starts.find() or fresh(request, early)
     settings = final_settings(request, start.experiment)
@@ -55,8 +56,12 @@ def _run(request: Request, progress: Progress, stop: StopRequest, exchange: Exch
         settings = replace(settings, threads=exchange.threads)
     if choice.reason:
         progress.line(choice.reason)
-    session = prepared(start, starts, settings, open_device(choice, settings), exchange)
-    return train(request, start, session, progress, stop)
+    device = open_device(choice, settings)
+    try:
+        session = prepared(start, starts, settings, device, exchange)
+        return train(request, start, session, progress, stop)
+    finally:
+        device.close()
 
 
 def prepared(start: Start, starts: Starts, settings: Settings, device: Device, exchange: Exchange) -> Session:

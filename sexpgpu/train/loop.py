@@ -144,6 +144,9 @@ class Training:
         if self.timings is not None:
             self.timings.add(step, begin, end)
         self.loss = result.loss
+        for line in self.session.device.report():
+            self.progress.line(line)
+            self.metrics.write({"kind": "annotation", "name": "device", "step": step, "words": line})
         record = self._record(step, result, seconds)
         if step % self.session.experiment.options.log_every == 0 or step == self.total:
             self.metrics.write(record)
@@ -222,9 +225,7 @@ class Training:
         eta = (self.clock() - self._begin) / done * (self.total - step) if done > 0 else None
         loss = self.loss if self.loss is not None and math.isfinite(self.loss) else None
         self.status.update(
-            Status(
-                state, step, self.total, os.getpid(), os.uname().nodename, self.exchange.world.size, loss, eta, code
-            )
+            Status(state, step, self.total, os.getpid(), os.uname().nodename, self.exchange.world.size, loss, eta, code)
         )
 
 
