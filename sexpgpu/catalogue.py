@@ -374,6 +374,12 @@ CATALOGUE: dict[str, Entry] = _table(
         "run the `pip install --force-reinstall` that the message names",
     ),
     Entry(
+        "E-DEV-005",
+        "CUDA device failed",
+        "a call of the CUDA driver failed while the run was going on",
+        "see nvidia-smi and the system's log, and go on from the last checkpoint with --resume latest",
+    ),
+    Entry(
         "E-MEM-001",
         "does not fit in memory",
         "the plan needs more memory than the device has",

@@ -8,26 +8,16 @@ import numpy as np
 
 from sexpgpu.codegen import layout
 from sexpgpu.codegen.numba_kernel import emit
+from sexpgpu.codegen.sums import ADD, BLOCK
 from sexpgpu.interp.cache import Cache
 from sexpgpu.interp.kernels import load_kernels
 from sexpgpu.interp.tape import Record, Workers, record_tape
-from sexpgpu.plan.kernel import Access, Generated, Instruction, Load, Place, Program, Store
+from sexpgpu.plan.kernel import Access, Generated, Place
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float32]
-
-# Elements of a block, whose squares are summed in one order; 8 lanes, added by halving at its end.
-BLOCK = 1 << 15
-
-ADD = Program(
-    "map",
-    1,
-    (Load("memory", "f32", "one"), Load("memory", "f32", "one")),
-    (Instruction("add", (0, 1), "f32"),),
-    (Store(2, "f32", "one", alias=0),),
-)
 
 # Words: address of the elements, address of one float64 a block, elements.
 SQUARES = f"""; squares of f32 summed in f64
@@ -129,4 +119,3 @@ class Sums:
     def _run(self, function: int, words: list[int], units: int, per_block: int) -> None:
         record = Record(function, np.array(words, np.int64), units, per_block)
         self._workers.run(record_tape([record], 0))
-

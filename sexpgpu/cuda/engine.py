@@ -1,0 +1,99 @@
+"""What all graphs of a card share: its stream, its memory, and the kernels that were compiled for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sexpgpu.codegen import cuda_sums
+from sexpgpu.codegen.cuda_program import CudaProgram
+from sexpgpu.codegen.cuda_source import CudaLaunch, module_source
+from sexpgpu.cuda import kernels
+from sexpgpu.cuda.allocator import Allocator, Arena
+from sexpgpu.cuda.arguments import prepared
+from sexpgpu.cuda.context import Context, Kernel, Module
+from sexpgpu.cuda.cubin_cache import CubinCache
+from sexpgpu.cuda.transfer import Uploads
+from sexpgpu.plan.kernel import Place
+from sexpgpu.settings import Settings
+
+# Arrays up to this size go through pinned memory.
+UPLOAD_BYTES = 1 << 20
+
+
+class Engine:
+    """One card at work: everything runs on one stream, in the order in which it is given."""
+
+    def __init__(self, context: Context, arch: str, settings: Settings) -> None:
+        self.context = context
+        self.arch = arch
+        self.settings = settings
+        self.stream = context.stream()
+        self.allocator = Allocator(context, self.stream)
+        # Plans never run at once and keep nothing between calls, so all share one arena and one workspace.
+        self.arena = Arena(self.allocator)
+        self.workspace = Arena(self.allocator)
+        self.uploads = Uploads(context, self.stream, UPLOAD_BYTES)
+        self.report: list[str] = []
+        self._cache = CubinCache(settings.cache)
+        # By their sources.
+        self._modules: dict[str, Module] = {}
+
+    def load(self, program: CudaProgram) -> dict[str, Kernel]:
+        """Every kernel of a program by its name, compiled where the cache does not hold it."""
+        self._load(program.modules)
+        return {name: self._modules[program.modules[module]].kernel(name) for name, module in program.module_of.items()}
+
+    def _load(self, sources: Mapping[str, str]) -> None:
+        missing = {name: source for name, source in sources.items() if source not in self._modules}
+        if not missing:
+            return
+        made = kernels.load_cubins(missing, self.arch, self._cache, self.settings.threads)
+        self.report += [line for line in made.report if line not in self.report]
+        for name, source in missing.items():
+            self._modules[source] = self.context.load(made.modules[name].image)
+
+    def upload(self, address: int, array: Any) -> None:
+        """Copies an array to the card; it may be changed as soon as this returns."""
+        array = np.ascontiguousarray(array)
+        if array.nbytes <= self.uploads.size_bytes:
+            self.uploads.upload(address, array)
+        else:
+            self.stream.upload(address, array.ctypes.data, array.nbytes)
+            # A driver may still read what is not pinned.
+            self.stream.synchronize()
+
+    def download(self, address: int, array: Any) -> None:
+        """Fills an array of the host, after everything that was given before."""
+        self.stream.download(array.ctypes.data, address, array.nbytes)
+        self.stream.synchronize()
+
+    def run(self, launch: CudaLaunch, *addresses: int) -> None:
+        """A launch by itself, with an address for each of its buffers."""
+        source = module_source((launch.kernel,))
+        self._load({launch.kernel.name: source})
+        kernel = self._modules[source].kernel(launch.kernel.name)
+
+        def address(place: Place) -> int:
+            return addresses[place.buffer] + place.offset
+
+        prepared(kernel, launch, address, 0).run(self.stream)
+
+    def add(self, target: int, source: int, elements: int) -> None:
+        """target += source, f32."""
+        if elements:
+            self.run(cuda_sums.add(elements), target, source)
+
+    def square_sum(self, address: int, elements: int) -> float:
+        """Σ x² in float64: blocks in an order of their own, then all blocks in NumPy's pairwise order."""
+        sums = np.zeros(cuda_sums.blocks_of(elements), np.float64)
+        if elements:
+            block = self.allocator.allocate(sums.nbytes)
+            self.run(cuda_sums.square_sums(elements), address, block.address)
+            self.download(block.address, sums)
+        return float(sums.sum())
+
+    def close(self) -> None:
+        self.context.close()

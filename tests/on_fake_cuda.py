@@ -1,0 +1,53 @@
+"""The CUDA device on the simulated driver: kernels compiled by NVRTC run as the PTX of the same source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sexpgpu.cuda import kernels, library
+from sexpgpu.cuda.cubin_cache import CubinCache, Module
+from sexpgpu.cuda.device import CudaDevice, open_cuda
+from sexpgpu.cuda.kernels import Modules
+from sexpgpu.cuda.nvrtc import Compiled, compile_source
+from sexpgpu.settings import Settings, Sources, resolve
+from tests.fake_cuda import FakeCuda
+
+
+@cache
+def compiled(source: str, arch: str) -> Compiled:
+    return compile_source(source, arch)
+
+
+def settings_in(folder: Path, **flags: Any) -> Settings:
+    return resolve(Sources({"cache": folder, "out": folder / "runs", **flags}, {}, {}, {}))
+
+
+def install(driver: FakeCuda, patch: pytest.MonkeyPatch) -> None:
+    """Whoever opens a CUDA device in this process from now on finds this driver."""
+
+    def load_cubins(sources: Mapping[str, str], arch: str, cache: CubinCache, processes: int = 1) -> Modules:
+        made = {}
+        for name, source in sources.items():
+            driver.register(compiled(source, arch))
+            made[name] = Module.of(compiled(source, arch))
+        return Modules(made, compiled=len(made))
+
+    patch.setattr(kernels, "load_cubins", load_cubins)
+    patch.setattr(library, "load_driver", driver.load)
+
+
+def opened(driver: FakeCuda, patch: pytest.MonkeyPatch, folder: Path, **flags: Any) -> CudaDevice:
+    install(driver, patch)
+    return open_cuda(settings_in(folder, **flags), 0)
+
+
+def nothing_wrong(driver: FakeCuda) -> bool:
+    """Everything was given back, and nothing was found. With a message where it was not."""
+    wrong: Sequence[str] = [*driver.findings, *driver.faults, *driver.held()]
+    assert list(wrong) == []
+    return True
