@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from math import gcd
 
 from sexpgpu.codegen.cuda_columns import emit_column
+from sexpgpu.codegen.cuda_indexed import emit_indexed
 from sexpgpu.codegen.cuda_many import emit_many, groups_of
 from sexpgpu.codegen.cuda_map import emit_map
 from sexpgpu.codegen.cuda_operands import Alignment
 from sexpgpu.codegen.cuda_product import emit_product
 from sexpgpu.codegen.cuda_rows import emit_row
 from sexpgpu.codegen.cuda_source import CudaLaunch
-from sexpgpu.plan.kernel import Generated, Kernel, Loop, Place, Plan, Product, flattened
+from sexpgpu.plan.kernel import Generated, Indexed, Kernel, Loop, Place, Plan, Product, flattened
 from sexpgpu.plan.lifetime import ALIGNMENT
 
 
@@ -71,4 +72,6 @@ def cuda_launches(launch: Kernel, alignment: Alignment) -> tuple[CudaLaunch, ...
         return emit_column(launch)
     if isinstance(launch, Product):
         return emit_product(launch, alignment)
+    if isinstance(launch, Indexed):
+        return emit_indexed(launch, alignment)
     raise NotWritten(type(launch).__name__)
