@@ -10,6 +10,8 @@ from sexpgpu.plan.kernel import Access, Generated, Place
 THREADS = 128
 # So few that all of a card's multiprocessors have work: a block's lanes are eight threads.
 BLOCKS_OF_A_GRID = THREADS // LANES
+# Elements of a thread that are under way at once.
+AHEAD = 32
 
 # A thread is a lane of one block of elements. Neighbouring lanes read neighbouring elements.
 SQUARES = f"""\
@@ -23,8 +25,17 @@ extern "C" __global__ void __launch_bounds__({THREADS}) square_sums(const float*
     const int whole = size & -{LANES};
     const float* here = x + begin;
     double sum = 0;
-#pragma unroll 8
-    for (int i = lane; i < whole; i += {LANES}) {{
+    int i = lane;
+    if (size == {BLOCK}) {{
+        for (; i < {BLOCK}; i += {LANES * AHEAD}) {{
+            float w[{AHEAD}];
+            #pragma unroll
+            for (int j = 0; j < {AHEAD}; ++j) w[j] = here[i + j * {LANES}];
+            #pragma unroll
+            for (int j = 0; j < {AHEAD}; ++j) sum = sum + (double)w[j] * (double)w[j];
+        }}
+    }}
+    for (; i < whole; i += {LANES}) {{
         const double wide = here[i];
         sum = sum + wide * wide;
     }}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sexpgpu.plan.kernel import Instruction, Load, Program, Store
 
 # Elements of a block, whose squares are summed in one order: in so many lanes, added by halving at its end, then what is
-# left one by one. The sums of blocks are added by NumPy.
-BLOCK, LANES = 1 << 15, 8
+# left one by one. The sums of blocks are added by NumPy. A GPU has a thread a lane: lanes are short, blocks many.
+BLOCK, LANES = 1 << 13, 8
 
 # target += source
 ADD = Program(

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float32]
 
+# Blocks that a worker takes at once.
+BLOCKS_TOGETHER = 4
+
 # Words: address of the elements, address of one float64 a block, elements.
 SQUARES = f"""; squares of f32 summed in f64
 define void @kernel(i64 %args, i64 %lo, i64 %hi, i64 %scratch) {{
@@ -113,7 +116,7 @@ class Sums:
         """Σ x² in float64: blocks in an order of their own, then all blocks in NumPy's pairwise order."""
         blocks = -(-array.size // BLOCK)
         sums = np.zeros(blocks, np.float64)
-        self._run(self._squares, [array.ctypes.data, sums.ctypes.data, array.size], blocks, 1)
+        self._run(self._squares, [array.ctypes.data, sums.ctypes.data, array.size], blocks, BLOCKS_TOGETHER)
         return float(sums.sum())
 
     def _run(self, function: int, words: list[int], units: int, per_block: int) -> None:
