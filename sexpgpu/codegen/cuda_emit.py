@@ -13,6 +13,7 @@ from sexpgpu.codegen.cuda_operands import Alignment
 from sexpgpu.codegen.cuda_product import emit_product
 from sexpgpu.codegen.cuda_rows import emit_row
 from sexpgpu.codegen.cuda_source import CudaLaunch
+from sexpgpu.codegen.cuda_transpose import emit_transposed
 from sexpgpu.plan.kernel import Generated, Indexed, Kernel, Loop, Place, Plan, Product, flattened
 from sexpgpu.plan.lifetime import ALIGNMENT
 
@@ -66,7 +67,10 @@ def plan_launches(plan: Plan) -> list[tuple[CudaLaunch, ...]]:
 def cuda_launches(launch: Kernel, alignment: Alignment) -> tuple[CudaLaunch, ...]:
     """What runs, one after the other, for one launch of the plan; nothing where there is nothing to compute."""
     if isinstance(launch, Generated) and launch.program.kind in ("map", "row"):
-        made = emit_map(launch, alignment) if launch.program.kind == "map" else emit_row(launch)
+        if launch.program.kind == "map":
+            made = emit_transposed(launch, alignment) or emit_map(launch, alignment)
+        else:
+            made = emit_row(launch)
         return () if made is None else (made,)
     if isinstance(launch, Generated):
         return emit_column(launch)
