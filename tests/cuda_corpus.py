@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from sexpgpu.codegen.cuda_source import CudaKernel
+from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.plan.build import plan
 from sexpgpu.plan.kernel import Plan, Program
 from tests import programs
 from tests.on_simulator import Simulated
@@ -46,7 +48,7 @@ def rowwise(values: Any, shape: tuple[int, ...]) -> Any:
 
 def cases() -> list[Case]:
     """Every family once or twice."""
-    return [*maps(), *rows()]
+    return [*maps(), *rows(), *columns(), *products(), *indexed()]
 
 
 def maps() -> list[Case]:
@@ -57,13 +59,13 @@ def maps() -> list[Case]:
     operands = [normal(*shape), np.broadcast_to(normal(33), shape), np.broadcast_to(normal(5, 1), shape)]
     t = Builder("map", 2)
     t.store(t.do("tanh", t.load("any")))
-    plan, sizes = updates()
+    many, sizes = updates()
     given = tuple((f"buffer:{n}", normal(size)) for n, size in enumerate(sizes))
     return [
         of_program("gelu", programs.gelu(), [normal(1025)], [empty((1025,))]),
         of_program("broadcast map", b.program(), operands, [empty(shape)]),
         of_program("transposed map", t.program(), [normal(65, 33).T], [empty((33, 65))]),
-        Case("updates", plan, given),
+        Case("updates", many, given),
     ]
 
 
@@ -88,6 +90,47 @@ def columns() -> list[Case]:
     return made
 
 
+def products() -> list[Case]:
+    made = []
+    for name, a, b, axes in (
+        ("product", (33, 45), (45, 66), ((1,), (0,))),
+        ("product of transposes", (45, 70), (33, 45), ((0,), (1,))),
+    ):
+        graph = Graph(name)
+        operands = [field(graph, letter, "f32", shape) for letter, shape in (("a", a), ("b", b))]
+        graph.outputs["out"] = graph.add("contract", operands, {"batch": ((), ()), "contracted": axes})
+        made.append(of_graph(graph, {"a": normal(*a), "b": normal(*b)}, 1e-5))
+    return made
+
+
+def indexed() -> list[Case]:
+    numbers = np.random.default_rng(2)
+    table, places, updates_ = normal(37, 12), numbers.integers(0, 37, 70).astype(np.int32), normal(70, 12)
+    made = []
+    for op, inputs, axis in (
+        ("take", (table, places), 0),
+        ("scatter_add", (np.zeros((37, 12), np.float32), places, updates_), 0),
+        ("gather", (table, numbers.integers(0, 37, (5, 12)).astype(np.int32)), 0),
+        ("cumsum", (normal(70, 3),), 0),
+        ("argsort", (normal(5, 70),), 1),
+    ):
+        graph = Graph(op)
+        nodes = [field(graph, f"x{n}", "i32" if x.dtype.kind == "i" else "f32", x.shape) for n, x in enumerate(inputs)]
+        attributes = {"axis": axis, **({"descending": False} if op == "argsort" else {})}
+        graph.outputs["out"] = graph.add(op, nodes, attributes)
+        made.append(of_graph(graph, {f"x{n}": x for n, x in enumerate(inputs)}))
+    return made
+
+
+def field(graph: Graph, name: str, dtype: str, shape: tuple[int, ...]) -> Node:
+    return graph.add("input", (), {"kind": "field", "name": name, "dtype": dtype, "shape": shape})
+
+
+def of_graph(graph: Graph, values: dict[str, Any], tolerance: float = 0.0) -> Case:
+    given = tuple((f"field:{name}", value) for name, value in values.items())
+    return Case(graph.name, plan(graph, native=False), given, tolerance)
+
+
 def kernels_of(case: Case) -> list[CudaKernel]:
     made = {launch.kernel.name: launch.kernel for launches in Simulated(case.plan).made for launch in launches}
     return list(made.values())
@@ -99,12 +142,13 @@ def run(case: Case, rewrite: Callable[[str], str] | None = None) -> tuple[list[A
     for name, array in case.arrays:
         made.bind(name, array)
     made.run()
-    return made.findings, [made.contents(name) for name, _ in case.arrays]
+    bound = [made.contents(name) for name, _ in case.arrays]
+    return made.findings, [*bound, *(made.output(name) for name in case.plan.outputs)]
 
 
 def equal(case: Case, a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two results are the same, to the case's tolerance."""
-    if case.tolerance == 0:
+    if case.tolerance == 0 or a.dtype != np.float32:
         return a.tobytes() == b.tobytes()
-    x, y = (array.view(np.float32).astype(float) for array in (a, b))
+    x, y = a.astype(float), b.astype(float)
     return bool(np.abs(x - y).max() <= case.tolerance * np.abs(y).max())

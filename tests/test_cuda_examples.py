@@ -1,0 +1,96 @@
+"""Every graph of every example's `sim` variant runs on the simulated card as on the CPU: the same numbers within rounding,
+nothing found, and no byte moved twice without a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sexpgpu
+from sexpgpu.cli.show import lowered_graphs
+from sexpgpu.ir.graph import Graph
+from sexpgpu.ops.pointwise import numpy_dtype
+from sexpgpu.plan.build import bound_outputs, plan
+from sexpgpu.plan.kernel import Generated, Plan, repeated
+from sexpgpu.plan.work import bytes_of
+from sexpgpu.train.request import Request, early_settings, read_experiment
+from tests.on_cpu import engine
+from tests.on_simulator import Simulated
+
+EXAMPLES = Path(sexpgpu.__file__).parent / "examples"
+NAMES = ("builtin", "digits", "gpt2", "lstm", "resnet")
+HOSTS = {"step": 2.0, "updates": 2.0, "total-steps": 3.0, "loss-scale": 0.125, "gradient-scale": 1.0, "microbatches": 1.0}
+# Of values whose sums run in another order; relative to the largest of their tensor.
+TOLERANCE = 1e-5
+# A few numbers beside a region's operands: in tiny tensors they would count.
+SMALL_BYTES = 64
+
+
+def graphs_of(name: str) -> dict[str, Graph]:
+    request = Request(EXAMPLES / f"{name}.sexp", variants=("sim",))
+    _, experiment = read_experiment(request, early_settings(request))
+    return lowered_graphs(experiment)
+
+
+def values_of(made: Plan) -> dict[str, Any]:
+    """Contents for every external buffer that a graph may read: small integers, parameters near 0, states not below 0."""
+    numbers = np.random.default_rng(3)
+    values = {}
+    for name, type_ in made.externals.items():
+        dtype = numpy_dtype(type_.dtype)
+        if dtype.kind in "iub":
+            values[name] = numbers.integers(0, 2 if dtype.kind == "b" else 10, type_.shape).astype(dtype)
+        else:
+            drawn = numbers.normal(size=type_.shape) * 0.1
+            values[name] = (np.abs(drawn) if name.startswith(("state:", "buffer:")) else drawn).astype(dtype)
+    return values
+
+
+def on_cpu(made: Plan, values: Mapping[str, Any]) -> dict[str, Any]:
+    loaded = engine().load(made)
+    held = {name: value.copy() for name, value in values.items()}
+    for name, value in held.items():
+        loaded.bind(name, value)
+    loaded.run(HOSTS)
+    return {name: loaded.output(name).copy() for name in made.outputs}
+
+
+def on_card(made: Plan, values: Mapping[str, Any]) -> Simulated:
+    simulated = Simulated(made)
+    for name, value in values.items():
+        simulated.bind(name, value)
+    simulated.run(HOSTS)
+    return simulated
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_simulated_card_computes_every_graph_of_an_example_as_the_cpu_does(name: str) -> None:
+    for graph in graphs_of(name).values():
+        made = plan(graph, aliases=bound_outputs(graph), native=False)
+        values = values_of(made)
+        expected = on_cpu(made, values)
+        simulated = on_card(made, values)
+        assert simulated.findings == []
+        for output, theirs in expected.items():
+            ours = simulated.output(output).astype(float)
+            assert np.isfinite(ours).all(), output
+            most = max(float(np.abs(theirs.astype(float)).max(initial=0.0)), 1e-6)
+            assert np.abs(ours - theirs).max(initial=0.0) <= TOLERANCE * most, output
+        no_byte_is_moved_twice(made, simulated)
+
+
+def no_byte_is_moved_twice(made: Plan, simulated: Simulated) -> None:
+    """Pointwise kernels and rows that are read once: at most 1.05 times the least, others at most what they say."""
+    launches = list(repeated(made.launches))
+    together: dict[int, int] = {}
+    for number, _, moved in simulated.moved_bytes():
+        together[number] = together.get(number, 0) + moved
+    for number, moved in together.items():
+        (launch, times), cuda = launches[number], simulated.made[number]
+        if isinstance(launch, Generated) and cuda[0].kernel.name.split("_")[0] in ("map", "row"):
+            least = times * (bytes_of(launch) + SMALL_BYTES)
+            assert moved <= 1.05 * max(made_of.factor for made_of in cuda) * least, cuda[0].kernel.text
