@@ -6,8 +6,9 @@ A device owns memory and prepares graphs. `Memory` is opaque to its users: a ten
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
 
 from sexpgpu.initial import Normals
 from sexpgpu.ir.graph import Graph
@@ -30,16 +31,14 @@ class Memory(Protocol):
     def type(self) -> TensorType: ...
 
 
-@dataclass(frozen=True)
-class Counter:
+class Counter(msgspec.Struct, frozen=True):
     """Where the draws of one call stand: words of Philox's counter beside the element's number."""
 
     microbatch: int = 0
     step: int = 0
 
 
-@dataclass(frozen=True)
-class OutOfRange:
+class OutOfRange(msgspec.Struct, frozen=True):
     """An index that a take, gather or scatter of the graph met outside its axis; `node` is its number in the graph."""
 
     node: int
@@ -47,8 +46,7 @@ class OutOfRange:
     limit: int
 
 
-@dataclass(frozen=True)
-class Lowering:
+class Lowering(msgspec.Struct, frozen=True):
     """What became of a graph: a row of the lowering report, and what the memory report needs."""
 
     nodes: int
@@ -61,8 +59,7 @@ class Lowering:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """A timed call of an executable. Times are ns of `time.perf_counter`; `events` is i64 [n 4], a row for each share of
     a launch that a worker did: the launch's number, the worker, begin and end."""
 

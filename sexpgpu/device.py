@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from sexpgpu.backend import Call, Counter, Device, DeviceKind, Executable, Lowering, Memory, OutOfRange
 from sexpgpu.errors import Error
@@ -26,8 +26,7 @@ __all__ = [
 TO_THE_CPU = "to run on the CPU: --device cpu"
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """The device of a run, and why where it was `auto`."""
 
     kind: DeviceKind

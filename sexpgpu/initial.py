@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,8 +26,7 @@ Array64 = NDArray[np.float64]
 BLOCK = 1 << 16
 
 
-@dataclass(frozen=True)
-class Initializer:
+class Initializer(msgspec.Struct, frozen=True):
     """`(normal 0.02)` is Initializer("normal", (0.02,)); `convolution` says that the first axis is the output's."""
 
     kind: str
@@ -35,8 +34,7 @@ class Initializer:
     convolution: bool = False
 
 
-@dataclass(frozen=True)
-class Fans:
+class Fans(msgspec.Struct, frozen=True):
     """How many inputs one output of a weight reads, and how many outputs one input feeds."""
 
     fan_in: int
@@ -71,8 +69,7 @@ def initial_value(
     return make(Draw(key, tuple(shape), fans(tuple(shape), initializer.convolution), initializer, threads, normals))
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(msgspec.Struct, frozen=True):
     """What an initializer works from."""
 
     key: Key

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from sexpgpu.source import Span
 
@@ -13,8 +14,7 @@ LoaderKind = Literal["text", "token-file", "arrays", "builtin"]
 Option = int | float | str | bool
 
 
-@dataclass(frozen=True)
-class LoaderSpec:
+class LoaderSpec(msgspec.Struct, frozen=True):
     """One loader, as written. `paths` are files or globs relative to `base`; a builtin's only path is its name.
 
     `tokenizer` is the form as a tuple, ("bytes",). `batch` None: the run gives it. `options` are a source's own.
@@ -36,16 +36,14 @@ class LoaderSpec:
     options: tuple[tuple[str, Option], ...] = ()
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """One field of a batch: the language's dtype and the shape, batch included."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(msgspec.Struct, frozen=True):
     """What is known of a loader before its contents are read: fields, windows or examples, size of the vocabulary."""
 
     fields: Mapping[str, Field]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from sexpgpu.errors import Error, nearest
 
@@ -109,8 +110,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return (Path(base) if base.startswith("/") else Path("~/.cache").expanduser()) / "sexpgpu"
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """One row. `variable`, `run_key` None: the environment, the run do not set it. `code` is of a value refused."""
 
     name: str
@@ -161,8 +161,7 @@ SETTINGS: tuple[Setting, ...] = (
 BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     """The values in force, one field a row of SETTINGS, and where each came from."""
 
     device: str
@@ -196,8 +195,7 @@ class Settings:
         return made
 
 
-@dataclass(frozen=True)
-class Sources:
+class Sources(msgspec.Struct, frozen=True):
     """What the sources say, by the settings' names (the environment by variables). `run` is known after elaboration."""
 
     flags: Mapping[str, Any]

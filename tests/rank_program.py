@@ -10,6 +10,7 @@ import sys
 import time
 
 import numpy as np
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from sexpgpu.dist.exchange import Exchange, joined
@@ -56,7 +57,7 @@ def sums(exchange: Exchange, counts: str, lanes: str = "16") -> None:
     found = summed(exchange, [int(count) for count in counts.split(",")], int(lanes))
     facts = {"count": exchange.count(exchange.world.rank + 1), "largest": exchange.agree(exchange.world.rank)}
     told = exchange.broadcast({"from": exchange.world.rank, "loss": float("nan")})
-    report = {"world": vars(exchange.world), "threads": exchange.threads, **found, **facts, "told": told}
+    report = {"world": asdict(exchange.world), "threads": exchange.threads, **found, **facts, "told": told}
     # One call, so that no other rank's line comes in between.
     os.write(1, (json.dumps(report) + "\n").encode())
 

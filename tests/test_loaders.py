@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from sexpgpu.errors import Error
 from sexpgpu.loaderspec import Field, LoaderKind, LoaderSpec

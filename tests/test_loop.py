@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from reference_device import ReferenceDevice
 
 from sexpgpu.device import OutOfRange
@@ -92,7 +92,7 @@ def experiment(folder: Path, lr: float = 0.05, training: Graph | None = None, **
     loader = LoaderSpec("arrays", ("data.npz",), "data", folder, batch=BATCH, order="file")
     return Experiment(
         name="fit",
-        options=dataclasses.replace(OPTIONS, **options),
+        options=replace(OPTIONS, **options),
         parameters=(Parameter("w", (FEATURES,), Initializer("constant", (0.5,)), False, True, Origin(None)),),
         states=(State("w", "m", (FEATURES,), 0.0),),
         loaders={"data": loader, "held-out": loader},

@@ -7,11 +7,11 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from sexpgpu.errors import Error
 from sexpgpu.train.folder import RunFolder, create_run_folder, writing

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from math import prod
 
 import click
+from msgspec.structs import asdict
 
 from sexpgpu.cli.run import as_problem, json_text
 from sexpgpu.device import choose, open_device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from sexpgpu.codegen.llvm_text import Function
 
@@ -10,8 +10,7 @@ from sexpgpu.codegen.llvm_text import Function
 UNROLLED = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Tiling:
+class Tiling(msgspec.Struct, frozen=True):
     """The shape of a tile: `vectors` of `lanes` f32 side by side, at most `rows` below each other. Its sums,
     a row of b and one broadcast element of a have to fit into the registers."""
 

@@ -14,8 +14,9 @@ Strides of memory count bytes, but that of the last loop counts elements; those 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
+
+import msgspec
 
 from sexpgpu.codegen.stages import EXPENSIVE, analyse, is_reduction
 from sexpgpu.ir.types import SIZES
@@ -48,8 +49,7 @@ def part_rows(rows: int) -> int:
     return FEW_ROWS if rows <= LONG_COLUMN else MANY_ROWS
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(msgspec.Struct, frozen=True):
     """The sizes of a launch as its kernel sees them."""
 
     outer: tuple[int, ...]

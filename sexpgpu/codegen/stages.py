@@ -9,7 +9,8 @@ this follows from the program's structure alone, so the bits do too.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+
+import msgspec
 
 from sexpgpu.plan.kernel import Program
 
@@ -18,8 +19,7 @@ EXPENSIVE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Stages:
+class Stages(msgspec.Struct, frozen=True):
     """`element[v]`: the value differs along the reduced loop; `stage[v]`: the first pass that can compute it;
     `passes[s]`: the values that pass s computes, in order; `kept`: values stored in their first pass and read after it;
     `reads[s]`: the kept values that pass s reads; `stores[s]`: the numbers of the element stores written in pass s."""

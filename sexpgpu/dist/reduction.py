@@ -8,16 +8,16 @@ tree runs over the lanes. Losses are single numbers and go through the tree over
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 MOST_LANES = 16
 
 Node = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class SumOperation:
+class SumOperation(msgspec.Struct, frozen=True):
     """One step of a sum over numbered buffers.
 
     write: call `source` leaves its gradients in buffer `target`; accumulate: it adds them to what is there;
@@ -29,8 +29,7 @@ class SumOperation:
     source: int
 
 
-@dataclass(frozen=True)
-class SumPlan:
+class SumPlan(msgspec.Struct, frozen=True):
     """The operations in order; afterwards node `nodes[k]` of the tree over lanes stands in buffer k."""
 
     operations: tuple[SumOperation, ...]

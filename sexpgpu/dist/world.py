@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from sexpgpu.errors import Error
 
@@ -20,8 +21,7 @@ LIBRARY_DEFAULTS = {
 }
 
 
-@dataclass(frozen=True)
-class Dialect:
+class Dialect(msgspec.Struct, frozen=True):
     """How one family of launchers tells a process its place. `families` are the libraries that understand it."""
 
     launcher: str
@@ -43,8 +43,7 @@ DIALECTS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(msgspec.Struct, frozen=True):
     """What the environment says of this process. `dialect` None: it was started alone."""
 
     rank: int = 0
@@ -53,8 +52,7 @@ class Launch:
     dialect: Dialect | None = None
 
 
-@dataclass(frozen=True)
-class World:
+class World(msgspec.Struct, frozen=True):
     """This process among all of a run. Ranks count node by node, on each node by local rank."""
 
     rank: int = 0

@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import msgspec
 import xxhash
 
 from sexpgpu.installed import version_of
@@ -57,8 +57,7 @@ _TRANSLATORS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(msgspec.Struct, frozen=True):
     """A compiled kernel: flat code with its entry, or an ELF object that exports the kernel by its key."""
 
     flat: bool

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from sexpgpu.backend import Call, Counter, DeviceKind, Lowering, OutOfRange
@@ -34,16 +34,14 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
-class CpuMemory:
+class CpuMemory(msgspec.Struct, frozen=True):
     """A contiguous tensor in NumPy's memory."""
 
     type: TensorType
     array: Array
 
 
-@dataclass(frozen=True)
-class ArenaMemory:
+class ArenaMemory(msgspec.Struct, frozen=True):
     """A contiguous tensor in the arena that all graphs share, whose place is known when the first of them runs."""
 
     type: TensorType

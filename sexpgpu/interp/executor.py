@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from sexpgpu.codegen import layout
@@ -98,13 +98,12 @@ class Engine:
         self.workers.close()
 
 
-@dataclass
-class _Memory:
+class _Memory(msgspec.Struct):
     """Every buffer of a plan: the runtime's are there at once, externals when bound, the arena's at the first call."""
 
     arrays: list[Array | None]
     # Where the windows of loops are at the moment.
-    windows: dict[int, int] = field(default_factory=dict)
+    windows: dict[int, int] = msgspec.field(default_factory=dict)
 
     def address(self, place: Place) -> int:
         if place.buffer in self.windows:
@@ -114,8 +113,7 @@ class _Memory:
         return int(array.ctypes.data) + place.offset
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(msgspec.Struct, frozen=True):
     """An index out of range: the node of the graph, the index, the size of its axis."""
 
     node: int
@@ -123,13 +121,12 @@ class Flag:
     limit: int
 
 
-@dataclass(frozen=True)
-class _Written:
+class _Written(msgspec.Struct, frozen=True):
     """Views of the places that the host writes before a call, and of the flags."""
 
     hosts: list[tuple[Any, Array]]
     counters: list[Array]
-    flags: list[tuple[int, Array]] = field(default_factory=list)
+    flags: list[tuple[int, Array]] = msgspec.field(default_factory=list)
 
 
 class Executable:

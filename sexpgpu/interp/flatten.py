@@ -8,7 +8,8 @@ start then maps the bytes and needs neither Numba nor llvmlite. Other objects st
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+
+import msgspec
 
 _X86_64 = 62
 _ALLOCATED, _PROGRAM_BITS, _SYMBOLS, _RELOCATIONS, _NO_BITS = 2, 1, 2, 4, 8
@@ -16,8 +17,7 @@ _ALLOCATED, _PROGRAM_BITS, _SYMBOLS, _RELOCATIONS, _NO_BITS = 2, 1, 2, 4, 8
 _RELATIVE = (2, 4)
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(msgspec.Struct, frozen=True):
     """A section's header, as far as it matters here."""
 
     kind: int
@@ -29,8 +29,7 @@ class Section:
     alignment: int
 
 
-@dataclass(frozen=True, slots=True)
-class Flat:
+class Flat(msgspec.Struct, frozen=True):
     """Bytes to be mapped executable at a multiple of 64, and where each exported function begins in them."""
 
     code: bytes

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from sexpgpu.codegen.gemm import MOST_DEPTH, WORDS, emit_gemm, scratch_floats
@@ -51,8 +51,7 @@ FEW_BLOCKS, SPENT_ON_FEW, SPENT = 4, 0.4, 0.2
 SHARED_WORK = 250_000
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """A product's words, tables that the words point at, units, units a block, scratch."""
 
     words: list[int]
@@ -62,8 +61,7 @@ class Prepared:
     scratch_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
+class Tiles(msgspec.Struct, frozen=True):
     """Rows in tiles of almost equal height: `taller` of `count`, the first, have one row more than `least`."""
 
     count: int
@@ -98,8 +96,7 @@ def kernel_of(launch: Product, tiling: Tiling) -> tuple[str, Callable[[], str]]:
     return f"gemm {dtypes} {tiling!r} {least}", partial(emit_gemm, *dtypes, tiling, least)
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """How a product is cut, by its shape alone: a block's tiles and columns, the depth of a piece of k, columns of b
     that are packed together, which operands are read where they lie."""
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from sexpgpu.interp.cache import Cache, Code, entries_of
 from sexpgpu.interp.loading import Linked, Mapped
@@ -25,15 +26,14 @@ MOST_HELPERS = 7
 Wanted = Mapping[str, Callable[[], str]]
 
 
-@dataclass
-class Kernels:
+class Kernels(msgspec.Struct):
     """Addresses by the kernels' texts, what holds the code, and what was done."""
 
     addresses: dict[str, int]
-    holders: list[Any] = field(default_factory=list)
+    holders: list[Any] = msgspec.field(default_factory=list)
     compiled: int = 0
     seconds: float = 0.0
-    report: list[str] = field(default_factory=list)
+    report: list[str] = msgspec.field(default_factory=list)
 
 
 def load_kernels(wanted: Wanted, cache: Cache, processors: int = 1) -> Kernels:

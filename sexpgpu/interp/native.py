@@ -6,9 +6,10 @@ import ctypes
 import platform
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 # void kernel(args, lo, hi, scratch)
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
@@ -24,8 +25,7 @@ def _address(library: Any, name: str) -> int:
     return 0 if found is None else ctypes.cast(found, ctypes.c_void_p).value or 0
 
 
-@dataclass(frozen=True, slots=True)
-class SystemCalls:
+class SystemCalls(msgspec.Struct, frozen=True):
     """Addresses of what a worker calls; `syscall` is 0 where futexes are not known."""
 
     sched_yield: int
@@ -44,8 +44,7 @@ def system_calls() -> SystemCalls:
     return SystemCalls(sched_yield, usleep, syscall, clock_gettime)
 
 
-@dataclass(frozen=True, slots=True)
-class Blas:
+class Blas(msgspec.Struct, frozen=True):
     """cblas_sgemm's address and the library's name."""
 
     sgemm: int

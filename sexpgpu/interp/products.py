@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from sexpgpu.codegen.numba_product import emit_blas_product, emit_plain_product
@@ -31,8 +31,7 @@ SHARED_OPERATIONS, BLOCK_OPERATIONS = 2_000_000, 500_000
 TILE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """Rows and columns of a block, blocks along both."""
 
     rows: int

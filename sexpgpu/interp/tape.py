@@ -13,9 +13,9 @@ import platform
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from sexpgpu.interp import tape_code as words
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 LINE_BYTES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """A kernel's address, its argument words, its units and how many of them make a block."""
 
     function: int
@@ -43,8 +42,7 @@ class Record:
         return -(-self.units // self.units_per_block)
 
 
-@dataclass(frozen=True, slots=True)
-class Tape:
+class Tape(msgspec.Struct, frozen=True):
     """Records as the native code reads them, with what they point at."""
 
     table: NDArray[np.int64]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from sexpgpu.ir.types import Dtype, NodeType, TensorType
 from sexpgpu.source import Span
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """Where a node came from: the form, the scope of names, the chain of calls (innermost first)."""
 
     span: Span | None

@@ -7,10 +7,10 @@ promotes before it builds nodes. `k_…` are the fixed formulas of `ops/formulas
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import pi, sqrt
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from sexpgpu.ir.graph import Node
@@ -18,8 +18,7 @@ from sexpgpu.ir.types import FLOATS, NodeType, TensorType
 from sexpgpu.ops.record import Op, TypeMismatch
 
 
-@dataclass(frozen=True)
-class Reciprocal:
+class Reciprocal(msgspec.Struct, frozen=True):
     """The partial 1 / node: the cotangent is divided by it, one rounding instead of two."""
 
     node: Node
@@ -29,8 +28,7 @@ class Reciprocal:
 Partial = Node | Reciprocal | float | None
 
 
-@dataclass(frozen=True)
-class Primitive:
+class Primitive(msgspec.Struct, frozen=True):
     """`result` is `same` (the operands' dtype) or `bool`; `operands` the dtypes it takes."""
 
     numba: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from sexpgpu.ir.types import NodeType
 
@@ -25,8 +26,7 @@ class TypeMismatch(Exception):
 Vjp = Callable[..., Sequence["Node | None"]]
 
 
-@dataclass(frozen=True)
-class Op:
+class Op(msgspec.Struct, frozen=True):
     """One primitive.
 
     signature  what stands in the reference: `sum(x: F[*s]; axis) -> F[*drop(s, axis)]`

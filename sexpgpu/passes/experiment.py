@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from sexpgpu.initial import Initializer
 from sexpgpu.ir.graph import Graph, Origin
@@ -15,8 +17,7 @@ from sexpgpu.source import Span
 Reduce = Literal["mean", "sum", "max", "min"]
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True):
     """One parameter, f32[shape]. `decay`: whether `decays?` holds; `labels` say where its sizes came from. A `buffer` is
     held, saved and read like a parameter and never trained."""
 
@@ -30,8 +31,7 @@ class Parameter:
     buffer: bool = False
 
 
-@dataclass(frozen=True)
-class State:
+class State(msgspec.Struct, frozen=True):
     """One optimizer state of one parameter: f32[shape], filled with one number at the start."""
 
     parameter: str
@@ -40,8 +40,7 @@ class State:
     fill: float
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(msgspec.Struct, frozen=True):
     """`mean`: Σ metric / Σ weight over the batches; `sum max min`: the batches' values folded, the weight is not read."""
 
     name: str
@@ -49,8 +48,7 @@ class Metric:
     span: Span
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(msgspec.Struct, frozen=True):
     """`(every 200 held-out :batches 20 :metrics [accuracy])`; `batches` None: the whole loader."""
 
     every: int
@@ -60,8 +58,7 @@ class Evaluation:
     span: Span
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True):
     """`(every 500 :keep 3 :best held-out/loss min)`; `best` is (record, min or max)."""
 
     every: int
@@ -71,16 +68,14 @@ class Checkpoint:
     to: str | None = None
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """`(patience 5 held-out/loss)`: so many evaluations without a lower value end the run."""
 
     patience: int
     record: str
 
 
-@dataclass(frozen=True)
-class RunOptions:
+class RunOptions(msgspec.Struct, frozen=True):
     """A run's options, evaluated. Exactly one of `steps` and `epochs` is set, and at most one of `microbatches` (set
     where neither is given) and `global_batch`. `clip_grad_norm` may depend on the step. `short`: a batch of the training
     data may have fewer real examples than rows, and the training graph reads the field `real`."""
@@ -103,8 +98,7 @@ class RunOptions:
     short: bool = False
 
 
-@dataclass(frozen=True)
-class Experiment:
+class Experiment(msgspec.Struct, frozen=True):
     """Everything that a run needs to know of its file.
 
     training     outputs `loss` (f32[], Σ of the loss over all real elements, or Σ L·W), `weight` (f32[], how many, or Σ W)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 ALIGNMENT = 64
@@ -12,8 +12,7 @@ ALIGNMENT = 64
 FOREVER = 1 << 60
 
 
-@dataclass
-class Life:
+class Life(msgspec.Struct):
     """A buffer's bytes and the launches between which it holds something (both included)."""
 
     size_bytes: int

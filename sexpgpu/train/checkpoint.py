@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,8 +26,7 @@ NAME = re.compile(r"step-(\d{8})")
 SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64", "uint8": "U8", "bool": "BOOL"}
 
 
-@dataclass(frozen=True)
-class Unread:
+class Unread(msgspec.Struct, frozen=True):
     """A tensor on a device that is read when its turn comes to be written, so that one at a time is there twice."""
 
     dtype: np.dtype[Any]
@@ -38,8 +37,7 @@ class Unread:
 Tensors = Mapping[str, NDArray[Any] | Unread]
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True):
     """What a checkpoint holds. `states` are by PARAMETER:STATE; `state` is state.json."""
 
     path: Path

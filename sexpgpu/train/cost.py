@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from sexpgpu.ir.facts import flops_of
 from sexpgpu.train.session import Session
@@ -12,8 +12,7 @@ CPU_FLOPS_PER_THREAD = 20e9
 LONG_SECONDS = 600.0
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True):
     """Of one optimizer step; `unit` says what is counted: tokens or examples."""
 
     flops: int

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -70,8 +70,7 @@ def guarded(path: Path, spec: LoaderSpec, read: Callable[[], T]) -> T:
         raise Error("E-DATA-001", f"cannot read {path}: {problem.strerror or problem}", spec.span) from problem
 
 
-@dataclass(frozen=True)
-class TokenFile:
+class TokenFile(msgspec.Struct, frozen=True):
     """Where the tokens stand in a token file."""
 
     path: Path
@@ -101,8 +100,7 @@ def token_file(path: Path, spec: LoaderSpec) -> TokenFile:
     return TokenFile(path, dtype, LLM_C_HEADER_BYTES, count, vocabulary)
 
 
-@dataclass(frozen=True)
-class StoredArray:
+class StoredArray(msgspec.Struct, frozen=True):
     """One array of a file: its header, and how to read it."""
 
     path: Path

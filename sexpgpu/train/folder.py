@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
+
+import msgspec
 
 from sexpgpu.errors import Error
 from sexpgpu.train.metrics import not_written
@@ -18,8 +19,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 LOCK_NAME = ".lock"
 
 
-@dataclass(frozen=True)
-class RunFolder:
+class RunFolder(msgspec.Struct, frozen=True):
     """The files of a run."""
 
     path: Path

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from sexpgpu.device import Device, Executable
@@ -19,8 +19,7 @@ from sexpgpu.passes.experiment import Parameter
 ALIGNMENT_ELEMENTS = 16
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(msgspec.Struct, frozen=True):
     """One step of a sum as it is done: every call leaves its gradients in the landing buffer.
 
     call: microbatch `source` runs; copy: buffer `target` = landing; add: buffer `target` += buffer `source`, or landing

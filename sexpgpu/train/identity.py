@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import fields
 
 from sexpgpu.ir.facts import text_of
 from sexpgpu.ir.graph import Graph
@@ -64,4 +63,4 @@ def training_hash(experiment: Experiment, seed: int) -> str:
 def loader_text(spec: LoaderSpec) -> str:
     """A loader's record without places and paths; a builtin's only path is its name, and stays."""
     hidden = PLACES - {"paths"} if spec.kind == "builtin" else PLACES
-    return repr([(field.name, getattr(spec, field.name)) for field in fields(spec) if field.name not in hidden])
+    return repr([(name, getattr(spec, name)) for name in spec.__struct_fields__ if name not in hidden])

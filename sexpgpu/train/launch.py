@@ -7,9 +7,10 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 import sexpgpu
 from sexpgpu.device import Device, choose, open_device, refuse_absent

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,8 +43,7 @@ def open_loader(
     return Loader(source, seed, shuffled, fields)
 
 
-@dataclass(frozen=True)
-class Portions:
+class Portions(msgspec.Struct, frozen=True):
     """How steps and microbatches share out a loader's `count` examples, epoch after epoch.
 
     batch: static size B of a microbatch; microbatches: M; step_examples: those of a full step, M·B or `:global-batch`;

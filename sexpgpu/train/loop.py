@@ -6,12 +6,13 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import asdict
 
 from sexpgpu.dist.exchange import Exchange
 from sexpgpu.errors import Error
@@ -30,14 +31,13 @@ if TYPE_CHECKING:
     from sexpgpu.train.timings import Timings
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """How a run ended: its last step, loss and evaluations."""
 
     path: Path
     step: int
     loss: float | None
-    evaluations: Mapping[str, float] = field(default_factory=dict)
+    evaluations: Mapping[str, float] = msgspec.field(default_factory=dict)
     # Whether this rank speaks for the run.
     first: bool = True
 

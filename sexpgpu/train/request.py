@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from sexpgpu.settings import Settings, Sources, read_file, resolve
 from sexpgpu.train.loader import header
@@ -20,15 +21,14 @@ if TYPE_CHECKING:
 SMOKE = "smoke"
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """What was asked for. `sets` are KEY=VALUE; `flags` are settings given on the command line, by name."""
 
     file: Path
     variants: tuple[str, ...] = ()
     sets: tuple[str, ...] = ()
     run: str | None = None
-    flags: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, Any] = msgspec.field(default_factory=dict)
     name: str | None = None
     allow_outside: bool = False
     resume: str | None = None

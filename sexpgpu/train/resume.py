@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from sexpgpu.errors import Error
 from sexpgpu.train import checkpoint
@@ -17,8 +18,7 @@ LATEST = "latest"
 TOLD = ("device", "versions", "stacking", "numerics")
 
 
-@dataclass(frozen=True)
-class Resumed:
+class Resumed(msgspec.Struct, frozen=True):
     """The folder that the run goes on in and the checkpoint that it starts from."""
 
     folder: RunFolder

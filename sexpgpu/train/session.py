@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
+
+import msgspec
 
 from sexpgpu.device import Device, Lowering
 from sexpgpu.dist.exchange import Exchange, SingleRank
@@ -24,8 +25,7 @@ from sexpgpu.train.step import Graphs, Step
 NAME_WIDTH = 26
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
+class MemoryPlan(msgspec.Struct, frozen=True):
     """Bytes that the run holds at once, by what they are for; `peak_at` is the graph whose values need most."""
 
     parameters: int
@@ -51,8 +51,7 @@ class MemoryPlan:
         return sum(parts)
 
 
-@dataclass(frozen=True)
-class Session:
+class Session(msgspec.Struct, frozen=True):
     """A run that is ready for its first step. `tokens_per_step`: examples where the data has no sequences."""
 
     experiment: Experiment

@@ -12,10 +12,12 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 import sexpgpu
 from sexpgpu import private
@@ -50,8 +52,7 @@ PLAIN_FIELDS = ("name", "options", "parameters", "states", "loaders", "headers",
 PASSED = "passed "
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """`text`: the file with all that it includes; `hypers`: the values in force; `asked`: what the data's headers said;
     `graphs`: after the passes, None where they are still to be made; `source`: the file, None where it has includes."""
 
@@ -153,8 +154,7 @@ class Starts:
         return Start(source.text, kept["hypers"], kept["variants"], experiment, kept["asked"], made, source)
 
 
-@dataclass(frozen=True)
-class _Again:
+class _Again(msgspec.Struct, frozen=True, dict=True):
     """What elaboration and passes make of the text that was read and of what the headers said, when it is asked for."""
 
     request: Request

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import asdict
 
 from sexpgpu.train.metrics import not_written, numbers, plain
 
@@ -15,8 +17,7 @@ State = Literal["starting", "running", "checkpointing", "done", "failed", "inter
 INTERVAL_S = 1.0
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(msgspec.Struct, frozen=True):
     """`of`: the run's steps; `loss`: of the newest step; `eta`: seconds to the end; `code`: of the error, if it failed."""
 
     state: State

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from sexpgpu.device import Counter, Device, Executable, OutOfRange
 from sexpgpu.dist.exchange import Exchange, SingleRank
@@ -20,8 +21,7 @@ from sexpgpu.train.gradients import GradientSum
 from sexpgpu.train.model import Model
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """`gradient_norm` is of the mean gradient before clipping; `weight` the step's Σ W, a count of elements without W."""
 
     loss: float
@@ -30,13 +30,12 @@ class StepResult:
     learning_rate: float | None
 
 
-@dataclass(frozen=True)
-class Graphs:
+class Graphs(msgspec.Struct, frozen=True):
     """The graphs that are planned, evaluations by loader."""
 
     training: Graph
     update: Graph
-    evaluations: Mapping[str, Graph] = field(default_factory=dict)
+    evaluations: Mapping[str, Graph] = msgspec.field(default_factory=dict)
 
 
 class Step:

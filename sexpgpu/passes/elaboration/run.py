@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from sexpgpu.errors import Error, nearest
 from sexpgpu.passes.elaboration.graphs import training_short
