@@ -41,11 +41,12 @@ FILE = """
 # Imported by a start that elaborates.
 ELABORATION = ("sexpgpu.lang.program", "sexpgpu.passes.elaborate", "sexpgpu.passes.pipeline", "sexpgpu.plan.build")
 PROGRAM = f"""
-import sys
+import os, sys
 from sexpgpu.__main__ import main
 try:
     main()
 finally:
+    print(len(os.listdir("/proc/self/task")))
     print([name for name in {ELABORATION} if name in sys.modules])
 """
 
@@ -130,6 +131,12 @@ def test_times_of_a_warm_start_name_the_forms_of_the_file(here: Path) -> None:
         return set(re.findall(r"fit\.sexp:\d+(?::\d+)?", done.stderr))
 
     assert forms(warm) and forms(warm) == forms(cold)
+
+
+def test_a_run_has_no_other_threads_than_its_workers(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEXPGPU_THREADS", "1")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    assert run().stdout.splitlines()[-2] == "1"
 
 
 def test_two_starts_at_once_leave_each_other_alone(here: Path) -> None:
