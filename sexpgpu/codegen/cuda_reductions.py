@@ -29,18 +29,25 @@ def begin(r: Reduction, text: CudaText, value: str = "a", place: str = "j") -> N
         text.add(f"int {place}{r.value} = {NO_PLACE};")
 
 
-def feed(r: Reduction, new: str, place: str, text: CudaText) -> None:
+def is_free_of_order(r: Reduction) -> bool:
+    """Whether a lane may take its elements in from the last to the first: choices and sums of integers."""
+    return r.dtype != "f32" or r.op not in ("sum", "prod")
+
+
+def feed(r: Reduction, new: str, place: str, text: CudaText, backward: bool = False) -> None:
     """The lane takes in an element; `place` is its place in the row."""
-    join(r, "a", "j", new, place, text)
+    join(r, "a", "j", new, place, text, backward)
 
 
-def join(r: Reduction, value: str, at: str, new: str, place: str, text: CudaText) -> None:
-    """A running value and its place, begun under these letters, take in another value and its place."""
+def join(r: Reduction, value: str, at: str, new: str, place: str, text: CudaText, backward: bool = False) -> None:
+    """A running value and its place, begun under these letters, take in another value and its place. Of equals (±0) the
+    later one is the maximum, so from the last to the first the new one is the left operand."""
     _call_join(r, text)
+    old = f"{value}{r.value}"
     if r.picks:
-        text.add(f"{r.op}_{r.dtype}({value}{r.value}, {at}{r.value}, {new}, {place});")
+        text.add(f"{r.op}_{r.dtype}({old}, {at}{r.value}, {new}, {place});")
     else:
-        text.add(f"{value}{r.value} = {r.op}_{r.dtype}({value}{r.value}, {new});")
+        text.add(f"{old} = {r.op}_{r.dtype}({f'{new}, {old}' if backward else f'{old}, {new}'});")
 
 
 def share(r: Reduction, text: CudaText) -> None:

@@ -3,12 +3,12 @@
 Rows of up to 1024 elements have a warp each (the shortest share one), longer ones a block. Neighbouring lanes take
 neighbouring elements, lane l those at l + lanes · round. A row that its threads can hold is read once: what later passes
 need stays in registers (`row_values.py`), and all rounds stand unrolled, so that their loads are all under way at once.
-Longer rows are read again in every pass, some rounds at a time.
+Longer rows are read again in every pass, some rounds at a time; where the order allows it, a pass begins where the one
+before ended, or ends where the next begins, with what the caches still hold.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from sexpgpu.codegen.cuda_operands import (
@@ -21,7 +21,7 @@ from sexpgpu.codegen.cuda_operands import (
     register_type,
     store_element,
 )
-from sexpgpu.codegen.cuda_reductions import WARP, begin, feed, join_block, join_warp, neutral, share
+from sexpgpu.codegen.cuda_reductions import WARP, begin, feed, is_free_of_order, join_block, join_warp, neutral, share
 from sexpgpu.codegen.cuda_source import (
     MEMORY_TYPES,
     CudaKernel,
@@ -33,19 +33,18 @@ from sexpgpu.codegen.cuda_source import (
     spell,
 )
 from sexpgpu.codegen.cuda_tracer import literal
-from sexpgpu.codegen.layout import LONG_ROW, lanes_of
 from sexpgpu.codegen.numba_reductions import Reduction, reductions_of
+from sexpgpu.codegen.row_geometry import Geometry, geometry_of
 from sexpgpu.codegen.row_values import Passes, passes_keeping_nothing, passes_reading_once
 from sexpgpu.codegen.source import describe_lines
-from sexpgpu.codegen.stages import analyse
+from sexpgpu.codegen.stages import EXPENSIVE, analyse
 from sexpgpu.plan.kernel import Generated
 
-# Threads of a block whose warps have a row each.
-THREADS = 128
-# Rounds that stand unrolled, and registers of a thread for kept elements: with those it computes in, still 3 blocks a core.
-MOST_ROUNDS, MOST_KEPT = 64, 128
-# Loads of a thread that are under way at once where rounds are in a loop.
-LOADS_AHEAD, MOST_AHEAD = 16, 8
+# Rounds that stand unrolled, registers of a thread for kept elements (with those it computes in, still 3 blocks of 128
+# threads a core), and instructions of all rounds.
+MOST_ROUNDS, MOST_KEPT, MOST_STEPS, DEAR_STEPS = 64, 128, 4096, 20
+# Loads of a thread that are under way at once where rounds are in a loop; twice as many where rows are few.
+LOADS_AHEAD, FEW_ROWS, MOST_STEPS_AHEAD = 16, 256, 512
 
 
 def emit_row(launch: Generated) -> CudaLaunch | None:
@@ -53,52 +52,14 @@ def emit_row(launch: Generated) -> CudaLaunch | None:
     rows = prod(launch.sizes[:-1])
     if rows == 0:
         return None
-    writer = _Row(launch, _geometry(rows, launch.sizes[-1]))
+    writer = _Row(launch, geometry_of(rows, launch.sizes[-1]))
     kernel = writer.write()
     blocks = -(-rows // writer.shape.rows_per_block)
     return CudaLaunch(kernel, (blocks, 1, 1), tuple(writer.text.arguments), note=writer.note())
 
 
-@dataclass(frozen=True)
-class _Geometry:
-    """`lanes`: threads of a row; `whole` rounds in which each has an element, then one in which the first `rest` do."""
-
-    rows: int
-    length: int
-    lanes: int
-    threads: int
-
-    @property
-    def whole(self) -> int:
-        return self.length // self.lanes
-
-    @property
-    def rest(self) -> int:
-        return self.length % self.lanes
-
-    @property
-    def rounds(self) -> int:
-        return -(-self.length // self.lanes)
-
-    @property
-    def rows_per_block(self) -> int:
-        return self.threads // self.lanes
-
-    @property
-    def is_block(self) -> bool:
-        return self.lanes > WARP
-
-
-def _geometry(rows: int, length: int) -> _Geometry:
-    """Lanes that have no element are neutral: a row of up to 16 may leave them out, and several rows share a warp."""
-    if length > LONG_ROW:
-        return _Geometry(rows, length, lanes_of(length), lanes_of(length))
-    lanes = min(WARP, 1 << max(length - 1, 0).bit_length())
-    return _Geometry(rows, length, lanes, min(THREADS, -(-rows * lanes // WARP) * WARP))
-
-
 class _Row:
-    def __init__(self, launch: Generated, shape: _Geometry) -> None:
+    def __init__(self, launch: Generated, shape: Geometry) -> None:
         self.launch, self.program, self.shape = launch, launch.program, shape
         self.stages = analyse(self.program)
         self.text = CudaText("row", shape.threads)
@@ -108,8 +69,32 @@ class _Row:
         self.integer = "long long" if is_wide(launch) else "int"
         self.names: dict[int, str] = {}
         once = passes_reading_once(self.program, self.stages)
-        self.holds = shape.rounds <= MOST_ROUNDS and once.registers * shape.rounds <= MOST_KEPT
-        self.passes: Passes = once if self.holds else passes_keeping_nothing(self.program, self.stages)
+        self.holds = self._can_hold(once)
+        self.passes = once if self.holds else passes_keeping_nothing(self.program, self.stages)
+        self.backward = self._directions()
+
+    def _can_hold(self, once: Passes) -> bool:
+        """Whether the row's elements, and the text of all rounds, are few enough."""
+        rounds = self.shape.rounds
+        steps = sum(map(self._steps, once.made)) * rounds
+        return rounds <= MOST_ROUNDS and once.registers * rounds <= MOST_KEPT and steps <= MOST_STEPS
+
+    def _steps(self, values: tuple[int, ...]) -> int:
+        """About how many instructions make these values of one element."""
+        computed = [self.program.body[v - self.loads].op for v in values if v >= self.loads]
+        return len(values) + DEAR_STEPS * sum(op in EXPENSIVE for op in computed)
+
+    def _directions(self) -> list[bool]:
+        """Which passes go from the row's end to its beginning: what the last pass read last is read first."""
+        made: list[bool] = []
+        for stage in range(len(self.passes.made)):
+            turns = not self.holds and any(self.passes.made[1:]) and not (made and made[-1])
+            made.append(turns and all(is_free_of_order(r) for r in self._reductions(stage)))
+        return made
+
+    def _reductions(self, stage: int) -> list[Reduction]:
+        """Those that a pass feeds."""
+        return [r for r in self.reductions if self.stages.stage[r.value] == stage + 1]
 
     def write(self) -> CudaKernel:
         declare(self.text, self.operands)
@@ -118,9 +103,8 @@ class _Row:
             self._declare_array(value, self.shape.rounds, self.shape.rest > 0)
         for stage in range(len(self.passes.made)):
             self._whole_values(stage)
-            here = [r for r in self.reductions if self.stages.stage[r.value] == stage + 1]
-            self._pass(stage, here)
-            self._join(here)
+            self._pass(stage)
+            self._join(self._reductions(stage))
         self._whole_values(len(self.passes.made))
         self._whole_stores()
         return self.text.finish([f"Rows of {self.shape.length}.", *describe_lines(self.program)])
@@ -226,40 +210,57 @@ class _Row:
 
     # -- passes over the row
 
-    def _pass(self, stage: int, reductions: list[Reduction]) -> None:
+    def _pass(self, stage: int) -> None:
+        reductions = self._reductions(stage)
         for r in reductions:
             begin(r, self.text)
         if (not reductions and not self.stages.stores[stage]) or self.shape.length == 0:
             return
         self.text.add("")
         if self.holds:
-            self._rounds(stage, reductions, "", self.shape.rounds)
+            self._rounds(stage, "", self.shape.rounds)
             return
-        loads = sum(self.operands[v].in_memory for v in self.passes.made[stage] if v < self.loads)
-        ahead = max(2, min(MOST_AHEAD, LOADS_AHEAD // max(loads, 1)))
-        looped = self.shape.whole // ahead * ahead
-        if looped:
-            self.text.open(f"for (int k = 0; k < {looped}; k += {ahead})")
-            self._rounds(stage, reductions, "k", ahead)
-            self.text.close()
-        if looped < self.shape.rounds:
-            self._rounds(stage, reductions, str(looped), self.shape.rounds - looped)
+        parts = [self._looped_rounds, self._last_rounds]
+        for part in reversed(parts) if self.backward[stage] else parts:
+            part(stage, self._ahead(stage))
 
-    def _rounds(self, stage: int, reductions: list[Reduction], first: str, count: int) -> None:
+    def _ahead(self, stage: int) -> int:
+        """How many rounds' loads are made before their elements are computed with."""
+        loads = sum(self.operands[v].in_memory for v in self.passes.made[stage] if v < self.loads)
+        ahead = LOADS_AHEAD * (2 if self.shape.rows < FEW_ROWS else 1) // max(loads, 1)
+        return max(2, min(ahead, MOST_STEPS_AHEAD // max(self._steps(self.passes.made[stage]), 1)))
+
+    def _looped_rounds(self, stage: int, ahead: int) -> None:
+        looped = self.shape.whole // ahead * ahead
+        if looped == 0:
+            return
+        head = f"int k = 0; k < {looped}; k += {ahead}"
+        if self.backward[stage]:
+            head = f"int k = {looped - ahead}; k >= 0; k -= {ahead}"
+        self.text.open(f"for ({head})")
+        self._rounds(stage, "k", ahead)
+        self.text.close()
+
+    def _last_rounds(self, stage: int, ahead: int) -> None:
+        looped = self.shape.whole // ahead * ahead
+        if looped < self.shape.rounds:
+            self._rounds(stage, str(looped), self.shape.rounds - looped)
+
+    def _rounds(self, stage: int, first: str, count: int) -> None:
         """`count` rounds from one on, unrolled: all loads, then the elements in order. The last may be for some lanes."""
         self.text.add("{")
         self.text.depth += 1
         last = first != "k" and self.shape.rest > 0
         at = f"({first} + j)" if first else "j"
         self._load_rounds(stage, at, count, last)
-        self._open_round(count, last)
+        self._open_round(count, last, self.backward[stage])
         for value in self.passes.read[stage]:
             self._element(value, f"{self._array(value)}[j]")
         for value in self.passes.made[stage]:
             self._make(value, at)
-        for r in reductions:
-            argument = self.names[r.argument]
-            feed(r, argument, f"lane + {at} * {self.shape.lanes}", self.text)
+        for r in self._reductions(stage):
+            place = f"lane + {at} * {self.shape.lanes}"
+            feed(r, self.names[r.argument], place, self.text, self.backward[stage])
         for number in self.stages.stores[stage]:
             operand = self.operands[self.loads + number]
             stored = self.names[self.program.stores[number].value]
@@ -281,9 +282,9 @@ class _Row:
             self.text.add(f"{self._array(value)}[j] = {operand.pointer}[{self._at(operand, at)}];")
         self._close_round(last)
 
-    def _open_round(self, count: int, last: bool) -> None:
+    def _open_round(self, count: int, last: bool, backward: bool = False) -> None:
         self.text.add("#pragma unroll")
-        self.text.open(f"for (int j = 0; j < {count}; ++j)")
+        self.text.open(f"for (int j = {count - 1}; j >= 0; --j)" if backward else f"for (int j = 0; j < {count}; ++j)")
         if last:
             self.text.open(f"if (j < {count - 1} || lane < {self.shape.rest})")
 
