@@ -13,6 +13,7 @@ from sexpgpu.ops.pointwise import numpy_dtype
 from tests import programs
 from tests.on_simulator import Simulated, run_program
 from tests.programs import Builder, empty
+from tests.random_programs import RandomProgram
 
 RNG = np.random.default_rng(17)
 ROWS = (0, 1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 1100)
@@ -76,11 +77,14 @@ def test_parts_of_long_columns_meet_in_a_second_kernel(engine: Engine, rows: int
 
 
 def test_many_columns_have_a_thread_each_that_walks_the_parts(engine: Engine) -> None:
-    x, y = normal(2, 33, 1 << 16), empty((2, 1 << 16))
+    x, outputs = normal(2, 33, 1 << 16), [empty((2, 1 << 16)) for _ in range(2)]
     b = Builder("column", 3)
-    b.store(b.do("reduce_sum", b.load()))
-    simulated = agree(engine, b.program(), [x], [y])
-    assert simulated.outcomes[0][0].grid[0] * simulated.outcomes[0][0].kernel.threads == y.size
+    least = b.do("reduce_min", b.load())
+    b.store(b.do("reduce_sum", b.do("mul", 0, least)))
+    b.store(least)
+    simulated = agree(engine, b.program(), [x], outputs)
+    made = simulated.outcomes[0][0]
+    assert made.grid[0] * made.kernel.threads == outputs[0].size
 
 
 # Rows for each way in which parts come together.
@@ -103,18 +107,25 @@ def edges(dtype: str, rows: int, columns: int) -> Any:
     return x
 
 
-@pytest.mark.parametrize("op", ["sum", "prod", "max", "min", "argmax", "argmin"])
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
 @pytest.mark.parametrize("rows", WAYS)
-def test_every_reduction_of_every_dtype_has_the_cpus_bits(engine: Engine, op: str, dtype: str, rows: int) -> None:
-    result = "i32" if op.startswith("arg") else dtype
-    agree(engine, programs.reduction("column", op, dtype), [edges(dtype, rows, 7)], [empty((7,), result)])
+def test_every_reduction_of_every_dtype_has_the_cpus_bits(engine: Engine, dtype: str, rows: int) -> None:
+    b = Builder("column", 2)
+    x, outputs = b.load(dtype=dtype), []
+    for op in ("sum", "prod", "max", "min", "argmax", "argmin"):
+        result = "i32" if op.startswith("arg") else dtype
+        b.store(b.do(f"reduce_{op}", x, dtype=result), dtype=result)
+        outputs.append(empty((7,), result))
+    agree(engine, b.program(), [edges(dtype, rows, 7)], outputs)
 
 
-@pytest.mark.parametrize("op", ["any", "all"])
 @pytest.mark.parametrize("rows", WAYS)
-def test_any_and_all_have_the_cpus_bits(engine: Engine, op: str, rows: int) -> None:
-    agree(engine, programs.reduction("column", op, "bool"), [edges("bool", rows, 9)], [empty((9,), "bool")])
+def test_any_and_all_have_the_cpus_bits(engine: Engine, rows: int) -> None:
+    b = Builder("column", 2)
+    x = b.load(dtype="bool")
+    for op in ("any", "all"):
+        b.store(b.do(f"reduce_{op}", x, dtype="bool"), dtype="bool")
+    agree(engine, b.program(), [edges("bool", rows, 9)], [empty((9,), "bool") for _ in range(2)])
 
 
 @pytest.mark.parametrize("op", ["sum", "prod", "max", "argmin"])
@@ -183,6 +194,24 @@ def test_index_loads_and_draws_are_the_cpus(engine: Engine, rows: int) -> None:
     b.store(b.do("reduce_sum", weighed))
     words = [np.broadcast_to(np.array([[k]], np.uint32), (rows, 10)) for k in (7, 9, 0, 2, 3)]
     agree(engine, b.program(), [normal(rows, 10), (5, (10, 1)), (100, (3, 0)), *words], [empty((10,))])
+
+
+@pytest.mark.parametrize("rows", WAYS)
+def test_places_may_need_64_bits(engine: Engine, rows: int) -> None:
+    b = Builder("column", 2)
+    x, far = b.load(), b.load(kind="index", dtype="i64")
+    b.store(b.do("reduce_max", b.do("mul", x, b.do("cast", far, dtype="f32"))))
+    simulated = agree(engine, b.program(), [normal(rows, 37), (1 << 40, (1 << 34, 1))], [empty((37,))])
+    assert "const long long column" in simulated.outcomes[0][0].kernel.text
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_random_program_has_the_bits_of_its_meaning(seed: int) -> None:
+    with np.errstate(all="ignore"):
+        made = RandomProgram(seed, ("column",))
+    assert run_program(made.builder.program(), made.loads, made.outputs).findings == []
+    for output, expected in zip(made.outputs, made.expected, strict=True):
+        assert np.array_equal(output, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("rows", WAYS)

@@ -5,7 +5,7 @@ How the parts come together:
   walk    one part, or columns enough for all threads of a device: a thread takes one part of its column after the other
   block   up to LONG_COLUMN rows: a block has all parts of some columns and joins them in shared memory
   stages  more rows: one kernel writes every part's result to scratch memory, another joins them and stores
-A reduction that needs another one's result reads the rows again; of more than LONG_COLUMN rows it walks.
+A reduction that needs another one's result reads the rows again, in one kernel however many they are.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def emit_column(launch: Generated) -> tuple[CudaLaunch, ...]:
     if task.total == 0:
         return ()
     if task.parts > 1 and task.passes and task.total < MANY_COLUMNS:
-        if task.rows <= LONG_COLUMN and task.shared_bytes <= SHARED_BYTES:
+        is_once = len(task.passes) == 1
+        if task.shared_bytes <= SHARED_BYTES and (task.rows <= LONG_COLUMN or not is_once):
             return (_block(task),)
-        if len(task.passes) == 1:
+        if is_once:
             return _stages(task)
     return (_walk(task),)
 
