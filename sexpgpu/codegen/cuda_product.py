@@ -143,7 +143,7 @@ class _Tiled:
         workspace = self.choice.parts * self.count * launch.m * launch.n * 4 if self.shared else 0
         grid = (down * along * self.count, self.choice.parts, 1)
         note = f"the sum is cut into {self.choice.parts} parts, which are added afterwards" if self.shared else ""
-        return CudaLaunch(kernel, grid, tuple(text.arguments), 0, workspace, note)
+        return CudaLaunch(kernel, grid, tuple(text.arguments), workspace_bytes=workspace, note=note)
 
     def _comment(self) -> list[str]:
         tile = self.tile
@@ -263,4 +263,4 @@ def _join(launch: Product, choice: Choice) -> CudaLaunch:
     text.lines[-1] += "(parts + element, (int)count, apart, c + row * c_row + column);"
     kernel = text.finish(["Adds the sums of the parts of a product."])
     workspace = choice.parts * count * 4
-    return CudaLaunch(kernel, (-(-count // JOINING_THREADS), 1, 1), tuple(text.arguments), 0, workspace)
+    return CudaLaunch(kernel, (-(-count // JOINING_THREADS), 1, 1), tuple(text.arguments), workspace_bytes=workspace)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from hashlib import sha256
 
 from sexpgpu.codegen.cuda_tracer import C_TYPES, cast_function, formula_function, literal
@@ -104,6 +104,7 @@ class CudaLaunch:
     kernel: CudaKernel
     grid: tuple[int, int, int]
     arguments: tuple[Argument, ...]
+    _: KW_ONLY
     shared_bytes: int = 0
     workspace_bytes: int = 0
     factor: float = 1.0
