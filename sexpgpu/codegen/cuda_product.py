@@ -19,6 +19,10 @@ from sexpgpu.plan.kernel import Loops, Matrix, Place, Product
 ELEMENTS = {"f32": "Float32", "bf16": "Brain16", "f16": "Half16", "i32": "Integer32", "i64": "Integer64"}
 LIMIT = 1 << 31
 JOINING_THREADS = 256
+# As many loops lead along the windows of an image.
+FEW_LOOPS = 3
+# Of a multiprocessor's 65,536 registers each of so many threads has 128.
+THREADS_TO_HOLD = 512
 
 
 def emit_product(launch: Product, alignment: Alignment) -> tuple[CudaLaunch, ...]:
@@ -43,8 +47,9 @@ class Operand:
 
 
 def _loops(loops: Loops, size: int, step: int) -> Loops:
-    """Without loops of one turn, whose step means nothing."""
-    return tuple(loop for loop in loops or ((size, step),) if loop[0] != 1) or ((1, 1),)
+    """Without loops of one turn, whose step means nothing; several are filled up to a common number of them."""
+    made = tuple(loop for loop in loops or ((size, step),) if loop[0] != 1) or ((1, 1),)
+    return ((1, 0),) * (FEW_LOOPS - len(made)) + made if len(made) > 1 else made
 
 
 def operand_of(launch: Product, name: str, alignment: Alignment) -> Operand:
@@ -114,8 +119,12 @@ class _Tiled:
 
     def __init__(self, launch: Product, alignment: Alignment, choice: Choice) -> None:
         self.launch, self.choice, self.tile = launch, choice, choice.tile
-        self.text = CudaText("product", choice.tile.threads)
         self.operands = [operand_of(launch, name, alignment) for name in "ab"]
+        # Left alone, ptxas may prefer more blocks and spill a few registers. Operands that are moved element by element
+        # take more of them than the largest tile leaves.
+        crowded = choice.tile.threads == THREADS_TO_HOLD // 2 and any(operand.width == 1 for operand in self.operands)
+        blocks = 1 if crowded else THREADS_TO_HOLD // choice.tile.threads
+        self.text = CudaText("product", choice.tile.threads, blocks=blocks)
         self.count = len(launch.c.starts)
         self.shared = choice.parts > 1
         item = SIZES[launch.c_dtype]
@@ -192,24 +201,24 @@ class _Tiled:
         kind = MEMORY_TYPES[self.launch.dtype]
         along = "true" if operand.along_sum else "false"
         type_ = f"Matrix<{kind}, {operand.width}, {along}, {len(operand.side)}, {len(operand.steps)}>"
-        side, steps = (
-            self._loops(f"{operand.name}_{axis}", loops)
-            for axis, loops in (("side", operand.side), ("step", operand.steps))
-        )
+        packs = operand.width > 1
+        side = self._loops(f"{operand.name}_side", operand.side, packs and not operand.along_sum)
+        steps = self._loops(f"{operand.name}_sum", operand.steps, packs and operand.along_sum)
         size = "m" if operand.name == "a" else "n"
         self.text.add(f"const {type_} of_{operand.name} = {{{operand.name}, (int){size}, {side}, {steps}}};")
 
-    def _loops(self, name: str, loops: Loops) -> str:
-        """Loops as an initializer; a step of 1 stands in the text."""
+    def _loops(self, name: str, loops: Loops, unit: bool) -> str:
+        """Loops as an initializer; where the last one's step must be 1 it stands in the text."""
         sizes, steps = [], []
         for number, (size, step) in enumerate(loops):
             assert size < LIMIT and abs(step) < LIMIT, (size, step)
             sizes.append("0" if number == 0 else f"(int){name}_size{number}")
-            steps.append("1" if step == 1 else f"(int){name}{number}")
+            known = unit and number == len(loops) - 1
+            steps.append("1" if known else f"(int){name}_step{number}")
             if number:
                 self.text.parameter(f"long long {name}_size{number}", size)
-            if step != 1:
-                self.text.parameter(f"long long {name}{number}", step)
+            if not known:
+                self.text.parameter(f"long long {name}_step{number}", step)
         return f"{{{{{', '.join(sizes)}}}, {{{', '.join(steps)}}}}}"
 
     def _product(self) -> None:

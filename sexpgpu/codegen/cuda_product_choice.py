@@ -28,10 +28,10 @@ class Tile:
 
 TILES = (
     Tile(128, 128, 8, 8, 8, 8, 0.85),
-    Tile(64, 64, 16, 8, 4, 8, 0.7),
-    Tile(32, 32, 16, 4, 4, 8, 0.45),
-    Tile(16, 128, 16, 4, 4, 8, 0.45),
-    Tile(128, 16, 16, 4, 4, 4, 0.45),
+    Tile(64, 64, 8, 8, 4, 8, 0.7),
+    Tile(32, 32, 8, 4, 4, 8, 0.45),
+    Tile(16, 128, 8, 4, 4, 8, 0.45),
+    Tile(128, 16, 8, 4, 4, 4, 0.45),
 )
 # Integers are rare: one tile, of few registers.
 OF_INTEGERS = TILES[2]

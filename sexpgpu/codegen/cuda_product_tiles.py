@@ -28,12 +28,21 @@ template <int R> struct Loops {
 template <class T, int WIDTH, bool ALONG_SUM, int OF_SIDE, int OF_STEPS> struct Matrix {
     using Element = T;
     static constexpr int W = WIDTH;
-    static constexpr bool along_sum = ALONG_SUM;
-    static constexpr int steps_rank = OF_STEPS;
+    static constexpr bool along_sum = ALONG_SUM, has_loops = OF_STEPS > 1;
     const T* from;
     int size;
     Loops<OF_SIDE> side;
     Loops<OF_STEPS> steps;
+
+    // Where steps are that loops lead along is found once for all threads of a block, and read from a table.
+    template <int DEPTH> __device__ __forceinline__ void tell(long long* table, int step0, int thread) const
+    {
+        if (has_loops && thread >= 0 && thread < DEPTH) table[thread] = steps.at(step0 + thread);
+    }
+    __device__ __forceinline__ long long at(const long long* table, int step0, int j) const
+    {
+        return has_loops ? table[j] : steps.at(step0 + j);
+    }
 };
 
 // Elements of memory as numbers that are computed with, and back. Integers wrap as unsigned ones do.
@@ -79,13 +88,18 @@ template <class D, class M, int SIDE, int DEPTH, int THREADS> struct Piece {
     long long of_side[COUNT];
     int begin;
 
-    static __device__ __forceinline__ int side(int pack)
+    // The thread's r-th pack: its first one's place, and a constant distance from there.
+    static __device__ __forceinline__ int side(int r)
     {
-        return M::along_sum ? pack / LANES % SIDE : pack % (SIDE / W) * W;
+        const int pack = threadIdx.x;
+        return M::along_sum ? pack / LANES % SIDE + r * THREADS / LANES % SIDE
+                            : (pack % (SIDE / W) + r * THREADS % (SIDE / W)) * W;
     }
-    static __device__ __forceinline__ int step(int pack)
+    static __device__ __forceinline__ int step(int r)
     {
-        return M::along_sum ? (pack % LANES + pack / (LANES * SIDE) * LANES) * W : pack / (SIDE / W);
+        const int pack = threadIdx.x;
+        return M::along_sum ? (pack % LANES + (pack / (LANES * SIDE) + r * THREADS / (LANES * SIDE)) * LANES) * W
+                            : pack / (SIDE / W) + r * THREADS / (SIDE / W);
     }
     // Whether the thread has an r-th pack.
     static __device__ __forceinline__ bool has(int r) { return PACKS % THREADS == 0 || threadIdx.x + r * THREADS < PACKS; }
@@ -94,17 +108,17 @@ template <class D, class M, int SIDE, int DEPTH, int THREADS> struct Piece {
     {
         begin = side0;
         #pragma unroll
-        for (int r = 0; r < COUNT; ++r) of_side[r] = matrix.side.at(side0 + side(threadIdx.x + r * THREADS));
+        for (int r = 0; r < COUNT; ++r) of_side[r] = matrix.side.at(side0 + side(r));
     }
     // What is beyond the operand's end is zero.
-    __device__ __forceinline__ void load(const M& matrix, int step0, int end)
+    __device__ __forceinline__ void load(const M& matrix, const long long* table, int step0, int end)
     {
         #pragma unroll
         for (int r = 0; r < COUNT; ++r) {
-            const int pack = threadIdx.x + r * THREADS, j = step0 + step(pack);
+            const int j = step(r);
             held[r] = {};
-            if (has(r) && begin + side(pack) < matrix.size && j < end)
-                held[r] = take<W>(matrix.from + of_side[r] + matrix.steps.at(j));
+            if (has(r) && begin + side(r) < matrix.size && step0 + j < end)
+                held[r] = take<W>(matrix.from + of_side[r] + matrix.at(table, step0, j));
         }
     }
     __device__ __forceinline__ void store(S* shared) const
@@ -112,8 +126,7 @@ template <class D, class M, int SIDE, int DEPTH, int THREADS> struct Piece {
         #pragma unroll
         for (int r = 0; r < COUNT; ++r) {
             if (!has(r)) continue;
-            const int pack = threadIdx.x + r * THREADS;
-            S* to = shared + step(pack) * PITCH + side(pack);
+            S* to = shared + step(r) * PITCH + side(r);
             Pack<W, S> numbers;
             #pragma unroll
             for (int w = 0; w < W; ++w) numbers.at[w] = D::number(held[r].at[w]);
@@ -134,6 +147,8 @@ template <int ROWS_, int COLUMNS_, int DEPTH_, int HIGH_, int WIDE_, int LANES_X
     static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = DEPTH_, HIGH = HIGH_, WIDE = WIDE_;
     static constexpr int LANES_X = LANES_X_, LANES_Y = 32 / LANES_X;
     static constexpr int THREADS = ROWS * COLUMNS / (HIGH * WIDE);
+    // Steps that are written out in a row: with more of them a thread of 64 elements would have registers to spill.
+    static constexpr int UNROLLED = HIGH * WIDE >= 64 ? 2 : DEPTH;
     static constexpr int WARP_ROWS = LANES_Y * HIGH, WARP_COLUMNS = LANES_X * WIDE;
 };
 
@@ -160,6 +175,9 @@ __device__ __forceinline__ void product(const A& a, const B& b, C* c, long long 
     using PieceB = Piece<TD, B, T::COLUMNS, T::DEPTH, T::THREADS>;
     constexpr int ROWS = T::DEPTH * PieceA::PITCH, COLUMNS = T::DEPTH * PieceB::PITCH;
     __shared__ alignas(4 * sizeof(S)) S rows[2][ROWS], columns[2][COLUMNS];
+    __shared__ long long steps_a[2][T::DEPTH], steps_b[2][T::DEPTH];
+    // The first threads find a's steps, others b's.
+    const int of_a = threadIdx.x, of_b = threadIdx.x - 32;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, across = T::COLUMNS / T::WARP_COLUMNS;
     // The thread's elements are quads 4 · LANES apart, so that the lanes' quads are neighbours.
     const int y = warp / across * T::WARP_ROWS + lane / T::LANES_X * 4;
@@ -169,34 +187,45 @@ __device__ __forceinline__ void product(const A& a, const B& b, C* c, long long 
     PieceB piece_b;
     piece_a.start(a, part.row);
     piece_b.start(b, part.column);
-    piece_a.load(a, first, end);
-    piece_b.load(b, first, end);
+    if (A::has_loops || B::has_loops) {
+        #pragma unroll
+        for (int p = 0; p < 2; ++p) {
+            a.template tell<T::DEPTH>(steps_a[p], first + p * T::DEPTH, of_a);
+            b.template tell<T::DEPTH>(steps_b[p], first + p * T::DEPTH, of_b);
+        }
+        __syncthreads();
+    }
+    piece_a.load(a, steps_a[0], first, end);
+    piece_b.load(b, steps_b[0], first, end);
     piece_a.store(rows[0]);
     piece_b.store(columns[0]);
     __syncthreads();
+    // Piece after piece; while one is computed with, the next one is on its way, and the steps of the one after are found.
     int now = 0;
     for (int k = first; k < end; k += T::DEPTH) {
-        const bool more = k + T::DEPTH < end;
-        if (more) {
-            piece_a.load(a, k + T::DEPTH, end);
-            piece_b.load(b, k + T::DEPTH, end);
+        const int next = k + T::DEPTH;
+        if (next < end) {
+            piece_a.load(a, steps_a[1 - now], next, end);
+            piece_b.load(b, steps_b[1 - now], next, end);
+            a.template tell<T::DEPTH>(steps_a[now], next + T::DEPTH, of_a);
+            b.template tell<T::DEPTH>(steps_b[now], next + T::DEPTH, of_b);
         }
-        #pragma unroll
+        #pragma unroll T::UNROLLED
         for (int j = 0; j < T::DEPTH; ++j) {
-            Pack<4, S> of_a[T::HIGH / 4], of_b[T::WIDE / 4];
+            Pack<4, S> ys[T::HIGH / 4], xs[T::WIDE / 4];
             #pragma unroll
             for (int q = 0; q < T::HIGH / 4; ++q)
-                of_a[q] = take<4>(rows[now] + j * PieceA::PITCH + y + q * 4 * T::LANES_Y);
+                ys[q] = take<4>(rows[now] + j * PieceA::PITCH + y + q * 4 * T::LANES_Y);
             #pragma unroll
             for (int q = 0; q < T::WIDE / 4; ++q)
-                of_b[q] = take<4>(columns[now] + j * PieceB::PITCH + x + q * 4 * T::LANES_X);
+                xs[q] = take<4>(columns[now] + j * PieceB::PITCH + x + q * 4 * T::LANES_X);
             #pragma unroll
             for (int i = 0; i < T::HIGH; ++i)
                 #pragma unroll
                 for (int l = 0; l < T::WIDE; ++l)
-                    sums[i][l] = multiply_add(of_a[i / 4].at[i % 4], of_b[l / 4].at[l % 4], sums[i][l]);
+                    sums[i][l] = multiply_add(ys[i / 4].at[i % 4], xs[l / 4].at[l % 4], sums[i][l]);
         }
-        if (more) {
+        if (next < end) {
             now = 1 - now;
             piece_a.store(rows[now]);
             piece_b.store(columns[now]);

@@ -113,7 +113,7 @@ class CudaLaunch:
 
 @dataclass
 class CudaText:
-    """A kernel that is being written."""
+    """A kernel that is being written. `blocks`: how many a multiprocessor must have the registers for, where that is told."""
 
     kind: str
     threads: int
@@ -122,6 +122,7 @@ class CudaText:
     lines: list[str] = field(default_factory=list)
     functions: dict[str, None] = field(default_factory=dict)
     depth: int = 1
+    blocks: int = 0
 
     def add(self, line: str) -> None:
         self.lines.append("    " * self.depth + line if line else "")
@@ -145,7 +146,8 @@ class CudaText:
 
     def finish(self, comment: Iterable[str] = ()) -> CudaKernel:
         """The kernel; its name is its kind and a hash of its text, so that the same text is the same kernel."""
-        head = f'extern "C" __global__ void __launch_bounds__({self.threads}) {_NAME}({", ".join(self.parameters)})'
+        bounds = f"{self.threads}, {self.blocks}" if self.blocks else str(self.threads)
+        head = f'extern "C" __global__ void __launch_bounds__({bounds}) {_NAME}({", ".join(self.parameters)})'
         text = "\n".join([*(f"// {line}".rstrip() for line in comment), head, "{", *self.lines, "}", ""])
         functions = tuple(self.functions)
         digest = sha256("\n".join([*functions, text]).encode()).hexdigest()[:12]
