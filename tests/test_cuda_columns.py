@@ -76,6 +76,13 @@ def test_parts_of_long_columns_meet_in_a_second_kernel(engine: Engine, rows: int
     assert kernels(simulated) == 2
 
 
+@pytest.mark.parametrize("rows", [20, 70, 4100])
+def test_every_row_is_read_once(engine: Engine, rows: int) -> None:
+    simulated = agree(engine, programs.reduction("column", "sum"), [normal(rows, 37)], [empty((37,))])
+    parts = sum(made.workspace_bytes for made, _ in simulated.outcomes)
+    assert sum(moved for _, _, moved in simulated.moved_bytes()) <= 4 * 37 * (rows + 1) + parts
+
+
 def test_many_columns_have_a_thread_each_that_walks_the_parts(engine: Engine) -> None:
     x, outputs = normal(2, 33, 1 << 16), [empty((2, 1 << 16)) for _ in range(2)]
     b = Builder("column", 3)

@@ -69,23 +69,30 @@ def _block(task: ColumnTask) -> CudaLaunch:
     lines = min(-(-task.parts * tile // WARP) * WARP, BLOCK_THREADS) // tile
     writer = ColumnKernel(task, tile * lines, operands_of(task.launch))
     text, integer = writer.text, writer.integer
-    block = f"({integer})(blockIdx.x % {tiles}u)" if task.outer else f"({integer})blockIdx.x"
+    block = f"blockIdx.x % {tiles}u" if task.outer else "blockIdx.x"
     text.add(f"const unsigned line = threadIdx.x / {tile}u;")
-    text.add(f"const {integer} own = {block} * {tile} + threadIdx.x % {tile}u;")
-    text.add(f"const {integer} column = {writer.least('own', task.columns - 1) if task.columns % tile else 'own'};")
+    text.add(f"const {integer} first = ({integer})({block}) * {tile};")
+    start, leaves = "line", "line > 0"
+    if task.columns % tile:
+        # Threads without a column of their own take no part; they see the last column's results.
+        text.add(f"const {integer} own = first + threadIdx.x % {tile}u;")
+        text.add(f"const {integer} column = {writer.least('own', task.columns - 1)};")
+        start, leaves = f"own < {task.columns} ? line : {task.parts}u", f"line > 0 || own >= {task.columns}"
+    else:
+        text.add(f"const {integer} column = first + threadIdx.x % {tile}u;")
     writer.outer_places(f"(blockIdx.x / {tiles}u)")
     writer.offsets()
     for reductions in task.passes:
         writer.shared(reductions)
-        text.open(f"for (unsigned part = line; part < {task.parts}u; part += {lines}u)")
+        text.open(f"for (unsigned part = {start}; part < {task.parts}u; part += {lines}u)")
         writer.begin(reductions)
         writer.rows("part", reductions)
-        writer.keep(reductions, f"part * {tile}u + threadIdx.x % {tile}u")
+        writer.keep(reductions, f"part * {tile}u + (column - first)")
         text.close()
         text.add("__syncthreads();")
         if reductions is task.passes[-1]:
-            text.add(f"if (line > 0{f' || own >= {task.columns}' if task.columns % tile else ''}) return;")
-        writer.join_parts(reductions, f"part * {tile}u + threadIdx.x % {tile}u")
+            text.add(f"if ({leaves}) return;")
+        writer.join_parts(reductions, f"part * {tile}u + (column - first)")
     writer.stores()
     return writer.launch(prod(task.outer) * tiles, f"a block {tile} columns", note=task.note)
 
@@ -109,7 +116,8 @@ def _stages(task: ColumnTask) -> tuple[CudaLaunch, ...]:
     around = f"(unit / {task.columns}u) * {task.parts * task.columns}u + " if task.outer else ""
     second.join_parts(reductions, f"{around}part * {task.columns}u + column")
     second.stores()
+    note = f"the results of {task.parts} parts go through scratch memory"
     return (
-        first.launch(-(-units // THREADS), f"a thread {task.height} rows of a column", workspace),
-        second.launch(-(-task.total // FEW_THREADS), "the parts' results", workspace),
+        first.launch(-(-units // THREADS), f"a thread {task.height} rows of a column", workspace, note),
+        second.launch(-(-task.total // FEW_THREADS), "the parts' results", workspace, note),
     )
