@@ -14,6 +14,8 @@ from operations import CASES, Case, central_difference
 from test_differentiate import DTYPES, SMOOTH
 
 from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.ir.types import TensorType
+from sexpgpu.ops.record import TypeMismatch
 from sexpgpu.ops.table import OPS
 from sexpgpu.passes.differentiate import differentiate
 
@@ -56,7 +58,9 @@ def gradients() -> dict[str, np.ndarray]:
         scaled = made * field(graph, f"{case.name}/weights", weights(case))
         losses.append(graph.add("sum", (scaled,), {"axes": tuple(range(scaled.tensor.rank))}))
         inputs = {n.attributes["name"]: n for n in graph.inputs}
-        targets |= {f"{case.name}/x{k}": inputs[f"{case.name}/x{k}"] for k in range(len(case.inputs)) if k not in case.fixed}
+        targets |= {
+            f"{case.name}/x{k}": inputs[f"{case.name}/x{k}"] for k in range(len(case.inputs)) if k not in case.fixed
+        }
     total = losses[0]
     for loss in losses[1:]:
         total = total + loss
@@ -104,3 +108,13 @@ def test_fills() -> None:
     assert made["most"].tolist() == [2**62 + 1] * 2
     assert made["rows"].tolist() == [[i] * 5 for i in range(3)]
     assert made["columns"].tolist() == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 3
+
+
+@pytest.mark.parametrize(("op", "updates"), [("scatter_add", (3, 4)), ("gather_add", (3, 1))])
+def test_nothing_is_added_to_an_empty_axis(op: str, updates: tuple[int, int]) -> None:
+    table, values = TensorType("f32", (0, updates[1])), TensorType("f32", updates)
+    indices = TensorType("i32", updates if op == "gather_add" else updates[:1])
+    with pytest.raises(TypeMismatch, match="to an empty axis"):
+        OPS[op].infer(table, indices, values, axis=0)
+    none = TensorType("i32", (0, *indices.shape[1:]))
+    assert OPS[op].infer(table, none, TensorType("f32", (0, updates[1])), axis=0) == table

@@ -50,6 +50,8 @@ def _infer_scatter_add(x: TensorType, indices: TensorType, updates: TensorType, 
     expected = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     if updates.shape != expected or updates.dtype != x.dtype:
         raise TypeMismatch("E-SHAPE-001", f"scatter-add: updates are {updates}, {x.dtype}{list(expected)} is needed")
+    if x.shape[axis] == 0 and indices.elements:
+        raise TypeMismatch("E-SHAPE-001", f"scatter-add to an empty axis: {x}")
     return x
 
 
@@ -89,6 +91,8 @@ def _vjp_gather(dy: Node, y: Node, inputs: Sequence[Node], axis: int) -> Sequenc
 def _infer_gather_add(x: TensorType, indices: TensorType, updates: TensorType, axis: int) -> NodeType:
     if updates.shape != indices.shape or updates.dtype != x.dtype:
         raise TypeMismatch("E-SHAPE-001", f"gather-add: updates are {updates}, indices {indices}")
+    if x.shape[axis] == 0 and indices.elements:
+        raise TypeMismatch("E-SHAPE-001", f"gather-add to an empty axis: {x}")
     return x
 
 
