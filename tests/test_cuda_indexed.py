@@ -104,13 +104,15 @@ def test_take_has_the_cpus_bits_for_rows_of_any_length(engine: Engine, inner: in
     take(engine, "f32", "i32", (2, 11, 37, inner))
 
 
-@pytest.mark.parametrize("count", [1, 31, 32, 33, 255, 256, 257, 1023, 1025])
+@pytest.mark.parametrize("count", [1, 31, 33, 256, 1025])
 def test_take_has_the_cpus_bits_for_any_number_of_indices(engine: Engine, count: int) -> None:
     take(engine, "f32", "i64", (1, 100, count, 1))
 
 
-@pytest.mark.parametrize("index", ["i32", "i64", "u8", "u32"])
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "i32", "i64", "u8", "u32", "bool"])
+@pytest.mark.parametrize(
+    ("dtype", "index"),
+    [("bf16", "i64"), ("f16", "u8"), ("i32", "u32"), ("i64", "i32"), ("u8", "i64"), ("u32", "i32"), ("bool", "u8")],
+)
 def test_take_and_gather_move_every_dtype_by_every_kind_of_index(engine: Engine, dtype: str, index: str) -> None:
     take(engine, dtype, index, (3, 9, 5, 8))
     gather(engine, dtype, index, (2, 9, 5, 3))
@@ -153,20 +155,18 @@ def test_scatter_add_of_few_indices_has_the_cpus_bits(engine: Engine, inner: int
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "i32", "i64", "u8", "u32", "bool"])
-@pytest.mark.parametrize("count", [20, 300])
-def test_scatter_add_adds_every_dtype(engine: Engine, dtype: str, count: int) -> None:
-    scatter(engine, dtype, (1, 7, count, 8), places("i32", 7, count))
+def test_scatter_add_adds_every_dtype(engine: Engine, dtype: str) -> None:
+    scatter(engine, dtype, (1, 7, 300, 8), places("i32", 7, 300))
 
 
-@pytest.mark.parametrize("count", [1, 31, 256, 257, 1023, 1025, 2047, 2049, 4500])
+@pytest.mark.parametrize("count", [1, 31, 256, 257, 1023, 1025, 2049, 4500])
 def test_scatter_add_has_the_cpus_bits_for_any_number_of_indices(engine: Engine, count: int) -> None:
     scatter(engine, "f32", (1, 1000, count, 4), places("i64", 1000, count), exact=False)
 
 
-@pytest.mark.parametrize("inner", [1, 5, 33])
-@pytest.mark.parametrize("size", [1, 4])
-def test_many_rows_for_one_place_are_added_in_order(engine: Engine, size: int, inner: int) -> None:
-    scatter(engine, "bf16", (2, size, 1100, inner), places("i32", size, 1100), exact=False)
+@pytest.mark.parametrize(("outer", "size", "inner"), [(1, 1, 1), (1, 3, 5), (2, 2, 33)])
+def test_many_rows_for_one_place_are_added_in_order(engine: Engine, outer: int, size: int, inner: int) -> None:
+    scatter(engine, "bf16", (outer, size, 1100, inner), places("i32", size, 1100), exact=False)
 
 
 def test_many_sequences_of_about_the_length_that_a_block_takes(engine: Engine) -> None:
@@ -184,9 +184,16 @@ def gather_add(engine: Engine, dtype: str, sizes: Sizes) -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes", [(1, 5, 1, 1), (40, 65, 1, 1), (3, 5, 64, 33), (1, 50, 65, 1), (2, 30, 700, 3), (1, 3, 2500, 1)]
+    ("dtype", "sizes"),
+    [
+        ("f32", (1, 5, 1, 1)),
+        ("f32", (40, 65, 1, 1)),
+        ("bf16", (3, 5, 64, 33)),
+        ("f32", (1, 50, 65, 1)),
+        ("bf16", (2, 30, 700, 3)),
+        ("f32", (1, 3, 2500, 1)),
+    ],
 )
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_gather_add_has_the_cpus_bits(engine: Engine, dtype: str, sizes: Sizes) -> None:
     gather_add(engine, dtype, sizes)
 
@@ -196,12 +203,17 @@ def test_gather_add_adds_every_dtype(engine: Engine, dtype: str) -> None:
     gather_add(engine, dtype, (2, 7, 5, 3))
 
 
+BAD = ({7: 100}, {39: -101, 11: 107, 12: 5000}, {0: -(1 << 31)}, {5: -100, 6: 99})
+
+
 @pytest.mark.parametrize("op", ["take", "gather", "scatter_add", "gather_add"])
 @pytest.mark.parametrize("count", [40, 1500])
-@pytest.mark.parametrize("bad", [{7: 100}, {39: -101, 11: 107, 12: 5000}, {0: -(1 << 31)}, {5: -100, 6: 99}])
-def test_the_first_index_out_of_range_is_flagged_and_the_nearest_one_taken(
-    engine: Engine, op: str, count: int, bad: dict[int, int]
-) -> None:
+def test_the_first_index_out_of_range_is_flagged_and_the_nearest_one_taken(engine: Engine, op: str, count: int) -> None:
+    for bad in BAD:
+        out_of_range(engine, op, count, bad)
+
+
+def out_of_range(engine: Engine, op: str, count: int, bad: dict[int, int]) -> None:
     i = places("i32", 100, count)
     i[list(bad)] = list(bad.values())
     wrong = {k: v for k, v in bad.items() if not -100 <= v < 100}
@@ -215,9 +227,12 @@ def test_the_first_index_out_of_range_is_flagged_and_the_nearest_one_taken(
         assert out.tobytes() == x[0, nearest].tobytes()
 
 
-@pytest.mark.parametrize("size", [1, 2, 31, 32, 33, 1023, 1024, 1025, 2100])
-@pytest.mark.parametrize(("outer", "inner"), [(1, 1), (35, 1), (2, 33), (5, 3)])
-def test_cumsum_adds_in_order(engine: Engine, size: int, outer: int, inner: int) -> None:
+@pytest.mark.parametrize(
+    ("outer", "size", "inner"),
+    [(1, 1, 1), (1, 2, 1), (300, 7, 1), (35, 31, 1), (5, 32, 3), (2, 33, 33), (1, 2049, 1), (2, 2100, 1), (35, 1024, 1),
+     (5, 1025, 3), (2, 65, 70)],
+)  # fmt: skip
+def test_cumsum_adds_in_order(engine: Engine, outer: int, size: int, inner: int) -> None:
     x = values("f32", outer, size, inner)
     arrays = [x, empty(x.shape)]
     out, _ = on_both(engine, plan_of("cumsum", "f32", "i32", (outer, size, 0, inner), arrays), arrays)
@@ -247,10 +262,9 @@ def argsort(engine: Engine, x: Any, descending: bool) -> None:
     assert np.array_equal(out, expected)
 
 
-@pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("size", [1, 2, 31, 32, 33, 1023, 1025, 2047, 2048, 2049])
-def test_argsort_is_stable_at_any_size(engine: Engine, size: int, descending: bool) -> None:
-    argsort(engine, RNG.integers(-40, 40, (3, size, 1)).astype(np.float32), descending)
+@pytest.mark.parametrize("size", [1, 2, 31, 32, 33, 1023, 1025, 2048, 2049])
+def test_argsort_is_stable_at_any_size(engine: Engine, size: int) -> None:
+    argsort(engine, RNG.integers(-40, 40, (3, size, 1)).astype(np.float32), size % 2 == 0)
 
 
 @pytest.mark.parametrize("descending", [False, True])
@@ -270,10 +284,10 @@ def test_argsort_knows_every_dtype(engine: Engine, dtype: str, descending: bool)
 @pytest.mark.parametrize("dtype", ["f32", "i64"])
 def test_long_lines_are_merged_eight_runs_at_a_time(engine: Engine, dtype: str, monkeypatch: Any) -> None:
     monkeypatch.setattr("sexpgpu.codegen.cuda_sort.TILE", 64)
-    for size in (65, 511, 512, 513, 4100):
+    for size in (65, 512, 2600):
         argsort(engine, values(dtype, 1, size, 2) // 7, True)
 
 
 def test_lines_are_sorted_in_groups_where_the_workspace_would_be_large(engine: Engine, monkeypatch: Any) -> None:
     monkeypatch.setattr("sexpgpu.codegen.cuda_argsort.MOST_BYTES", 2 * 8 * 2100)
-    argsort(engine, values("f32", 5, 2100, 1), False)
+    argsort(engine, values("f32", 3, 2100, 1), False)

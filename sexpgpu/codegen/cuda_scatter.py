@@ -24,8 +24,8 @@ THREADS = 256
 FEW_INDICES, FEW_ROWS, MANY_COLUMNS = 256, 64, 4
 # Sequences longer than this are a block's; a stage of it has so many elements, of at most so many columns.
 LONG, STAGE, STAGE_COLUMNS = 128, 4096, 32
-# Keys hold places and positions in 32 bits each.
-LIMIT = 1 << 31
+# Keys hold places and positions in 32 bits each, of which arithmetic leaves 30.
+LIMIT = 1 << 30
 
 _COLUMNS = """
 const Offset column = (Offset)blockIdx.x * THREADS + threadIdx.x;

@@ -76,7 +76,8 @@ const Offset segment = unit / SIZE;
 const int row = (int)(unit % SIZE);
 const Key* run = from + segment * SIZE;
 const Key key = run[row];
-const int start = row / (WIDTH * RUNS) * (WIDTH * RUNS);
+const unsigned group = (unsigned)WIDTH * RUNS;
+const int start = (int)(row / group * group);
 int before[RUNS];
 #pragma unroll
 for (int r = 0; r < RUNS; ++r) before[r] = 0;
