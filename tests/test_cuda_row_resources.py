@@ -42,4 +42,4 @@ def test_no_row_kernel_of_the_examples_spills(arch: str, launches: list[CudaLaun
 
 def test_only_rows_of_a_vocabulary_are_read_twice(launches: list[CudaLaunch]) -> None:
     notes = {launch.note for launch in launches if launch.note}
-    assert notes == {"rows of 50257 are too long for registers: reads 2 times what it must"}
+    assert notes == {"rows of 50257 are too long for registers: read 2 times"}

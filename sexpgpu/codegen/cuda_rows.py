@@ -55,7 +55,8 @@ def emit_row(launch: Generated) -> CudaLaunch | None:
     writer = _Row(launch, geometry_of(rows, launch.sizes[-1]))
     kernel = writer.write()
     blocks = -(-rows // writer.shape.rows_per_block)
-    return CudaLaunch(kernel, (blocks, 1, 1), tuple(writer.text.arguments), note=writer.note())
+    factor, reason = writer.traffic()
+    return CudaLaunch(kernel, (blocks, 1, 1), tuple(writer.text.arguments), factor=factor, note=reason)
 
 
 class _Row:
@@ -109,15 +110,21 @@ class _Row:
         self._whole_stores()
         return self.text.finish([f"Rows of {self.shape.length}.", *describe_lines(self.program)])
 
-    def note(self) -> str:
-        """What is read more often than once."""
-        elements = [n for n in range(self.loads) if self.stages.element[n] and self.operands[n].in_memory]
-        times = [sum(n in made for made in self.passes.made) for n in elements]
-        if not elements or max(times) < 2:
-            return ""
-        sizes = [self.operands[n].item_bytes for n in elements]
-        factor = sum(t * size for t, size in zip(times, sizes)) / sum(sizes)
-        return f"rows of {self.shape.length} are too long for registers: reads {factor:.3g} times what it must"
+    def traffic(self) -> tuple[float, str]:
+        """The bytes that it moves to those that it must, and why they are more. What all rows read (gains) is cached."""
+        sizes = self.launch.sizes
+        must = again = most = 0
+        for operand in self.operands:
+            strides = operand.access.strides
+            count = prod(size for size, step in zip(sizes, strides, strict=True) if step) * operand.item_bytes
+            must += count if operand.in_memory else 0
+            shared = any(size > 1 and not step for size, step in zip(sizes, strides, strict=True))
+            if operand.in_memory and operand.number < self.loads and not shared:
+                times = sum(operand.number in made for made in self.passes.made)
+                again += max(times - 1, 0) * count
+                most = max(most, times)
+        reason = f"rows of {self.shape.length} are too long for registers: read {most} times" if again else ""
+        return 1 + again / max(must, 1), reason
 
     # -- where a thread is
 
