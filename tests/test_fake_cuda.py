@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,7 @@ from sexpgpu.cuda.binding import bind
 from sexpgpu.cuda.context import Context, Graph, Launch
 from sexpgpu.cuda.driver import TABLE, DriverError
 from sexpgpu.cuda.nvrtc import Compiled, compile_source
-from tests.fake_cuda import FakeCuda
+from tests.fake_cuda import A100, FakeCuda
 from tests.fake_cuda.order import Order
 
 ORDERS: tuple[Order, ...] = ("eager", "lazy", 1, 2, 3)
@@ -313,7 +314,7 @@ def test_memory_of_the_host_that_is_not_pinned_is_copied_at_once() -> None:
 
 
 def test_a_card_has_the_memory_that_it_was_given() -> None:
-    driver = FakeCuda()
+    driver = FakeCuda(replace(A100, memory_bytes=1 << 20))
     rig = Rig(driver)
     free, total = rig.context.memory_bytes()
     assert total - free == 4 * 4 * COUNT

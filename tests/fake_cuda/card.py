@@ -27,19 +27,21 @@ _BREAKS = {"misaligned": MISALIGNED_ADDRESS, "deadlock": LAUNCH_FAILED}
 
 @dataclass(frozen=True)
 class Figures:
-    """What a card tells of itself. `memory_bytes` is toy-sized: it is all there."""
+    """What a card tells of itself. Of its memory no more is there than what the simulator holds."""
 
     name: str
     capability: tuple[int, int]
-    memory_bytes: int = 64 << 20
+    memory_bytes: int = 80 << 30
     multiprocessors: int = 108
     l2_bytes: int = 40 << 20
     shared_bytes_opt_in: int = 163 << 10
 
 
+# How much the simulator holds.
+SIMULATED_BYTES = 256 << 20
 A100 = Figures("NVIDIA A100-SXM4-80GB", (8, 0))
 H100 = Figures("NVIDIA H100 80GB HBM3", (9, 0), multiprocessors=132, l2_bytes=50 << 20, shared_bytes_opt_in=227 << 10)
-T4 = Figures("Tesla T4", (7, 5), multiprocessors=40, l2_bytes=4 << 20, shared_bytes_opt_in=64 << 10)
+T4 = Figures("Tesla T4", (7, 5), 16 << 30, multiprocessors=40, l2_bytes=4 << 20, shared_bytes_opt_in=64 << 10)
 
 
 @dataclass(eq=False)
@@ -64,7 +66,7 @@ class Card:
     @cached_property
     def memory(self) -> simulator.Memory:
         """Freed memory is not used again, so that every use of it is seen: there must be more than the card's."""
-        return simulator.Memory(4 * self.figures.memory_bytes)
+        return simulator.Memory(min(4 * self.figures.memory_bytes, SIMULATED_BYTES))
 
     def allocate(self, size_bytes: int) -> int:
         if not size_bytes:
