@@ -77,7 +77,6 @@ def missing_for_cuda() -> list[str]:
     wheels = [wheel.distribution for wheel in needed if not all(map(library.find, wheel.objects))]
     if wheels:
         missing.append(f"the CUDA libraries are not installed ({', '.join(wheels)})")
-    missing.append("this version of sexpgpu has no CUDA backend yet")
     return missing
 
 

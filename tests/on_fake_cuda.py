@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sexpgpu.cuda import kernels, library
@@ -14,13 +17,20 @@ from sexpgpu.cuda.cubin_cache import CubinCache, Module
 from sexpgpu.cuda.device import CudaDevice, open_cuda
 from sexpgpu.cuda.kernels import Modules
 from sexpgpu.cuda.nvrtc import Compiled, compile_source
+from sexpgpu.private import replace
 from sexpgpu.settings import Settings, Sources, resolve
 from tests.fake_cuda import FakeCuda
 
 
 @cache
 def compiled(source: str, arch: str) -> Compiled:
-    return compile_source(source, arch)
+    """What NVRTC makes of a source: once for all processes of a test session."""
+    name = hashlib.sha256(f"{arch}\n{source}".encode()).hexdigest()
+    path = Path(os.environ["PYTEST_KERNEL_CACHE"]) / f"{name}.simulated"
+    if not path.exists():
+        made = compile_source(source, arch)
+        replace(path, msgspec.msgpack.encode(made))
+    return msgspec.msgpack.decode(path.read_bytes(), type=Compiled)
 
 
 def settings_in(folder: Path, **flags: Any) -> Settings:

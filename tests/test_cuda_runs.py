@@ -1,0 +1,196 @@
+"""Every example trains with --device cuda on the simulated driver as it does on the CPU, and nothing is found."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sexpgpu
+from sexpgpu.api import load
+from sexpgpu.cli import main as cli
+from sexpgpu.device import choose
+from tests.fake_cuda import A100, H100, T4, FakeCuda, Figures
+from tests.fake_cuda.order import Order
+from tests.on_fake_cuda import install, nothing_wrong, settings_in
+
+EXAMPLES = Path(sexpgpu.__file__).parent / "examples"
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def trained(example: str, kind: str, **options: Any) -> tuple[list[Any], Mapping[str, Any], Any]:
+    """Loss, weight and gradient norm of every step, the parameters at the end, and the device."""
+    trainer = load(EXAMPLES / f"{example}.sexp", variant="sim").trainer(device=kind, seed=3, **options)
+    steps = [trainer.step() for _ in range(STEPS)]
+    return steps, trainer.parameters, trainer._session.device
+
+
+CASES: list[tuple[str, Order, Figures, bool]] = [
+    # The CPU has attention and the products of convolutions from a library, whose sums are in another order.
+    ("digits", "lazy", A100, True),
+    ("builtin", 1, A100, False),
+    ("gpt2", 2, H100, False),
+    ("lstm", 3, A100, True),
+    ("resnet", "eager", A100, False),
+]
+
+
+@pytest.mark.parametrize("example, order, figures, exactly", CASES, ids=[case[0] for case in CASES])
+def test_an_example_trains_on_the_simulated_card_as_on_the_cpu(
+    example: str, order: Order, figures: Figures, exactly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeCuda(figures, order=order)
+    install(driver, monkeypatch)
+    theirs, expected, _ = trained(example, "cpu")
+    ours, parameters, opened = trained(example, "cuda")
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-5)
+    if exactly:
+        assert ours == theirs
+        assert {name: values.tobytes() for name, values in parameters.items()} == {
+            name: values.tobytes() for name, values in expected.items()
+        }
+    opened.close()
+    assert nothing_wrong(driver)
+
+
+Said = tuple[int, str, str]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """`sexpgpu WORDS…` in this process: exit code, stdout, stderr."""
+
+    def call(*words: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["sexpgpu", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.start()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call
+
+
+DIGITS = (str(EXAMPLES / "digits.sexp"), "--variant", "sim", "--seed", "3")
+
+
+def records(tmp_path: Path) -> list[dict[str, Any]]:
+    """What the only run, or the last one, wrote."""
+    files = sorted((tmp_path / "runs").rglob("metrics.jsonl"), key=lambda file: file.stat().st_mtime)
+    return [json.loads(line) for line in files[-1].read_text().splitlines()]
+
+
+def losses(tmp_path: Path) -> list[float]:
+    return [record["train/loss"] for record in records(tmp_path) if record["kind"] == "step"]
+
+
+def test_a_run_says_what_the_card_does_and_holds(
+    command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver = FakeCuda(order=5)
+    install(driver, monkeypatch)
+    code, _, err = command("run", *DIGITS, "--device", "cuda", "--steps", "3")
+    assert code == 0, err
+    assert "lowering: cuda compute_80 NVIDIA A100-SXM4-80GB" in err
+    assert re.search(r"  memory +\S+ KiB of 79\.0 GiB free", err)
+    assert re.search(r"^memory: peak \S+ KiB of \S+ KiB planned", err, re.M)
+    assert all(record["runtime/peak_bytes"] > 0 for record in records(tmp_path) if record["kind"] == "step")
+    assert len(losses(tmp_path)) == 3
+    assert nothing_wrong(driver)
+
+
+def test_a_run_that_is_resumed_on_the_card_goes_on_with_the_same_bits(
+    command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver = FakeCuda()
+    install(driver, monkeypatch)
+    written = []
+    for words in (("--steps", "4"), ("--steps", "2"), ("--steps", "4", "--resume", "latest")):
+        code, _, err = command("run", *DIGITS, "--device", "cuda", *words)
+        assert code == 0, err
+        written.append(losses(tmp_path))
+    whole, _, resumed = written
+    assert resumed == whole
+    assert nothing_wrong(driver)
+
+
+def test_where_memory_was_full_for_a_moment_a_run_says_so_and_goes_on(
+    command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver = FakeCuda()
+    install(driver, monkeypatch)
+    driver.fail("cuMemAlloc_v2", 2)
+    code, _, err = command("run", *DIGITS, "--device", "cuda", "--steps", "2")
+    assert code == 0, err
+    said = [line for line in err.splitlines() if line.startswith("memory: allocation failed (")]
+    assert len(said) == 1 and said[0].endswith("caches released, tried again")
+    assert [r["words"] for r in records(tmp_path) if r.get("name") == "device"] == said
+    assert nothing_wrong(driver)
+
+
+def failing(call: str, number: int, after: int) -> FakeCuda:
+    driver = FakeCuda()
+    driver.fail(call, number, after=after)
+    return driver
+
+
+class NoDriver(FakeCuda):
+    def load(self, name: str) -> Any:
+        raise OSError(name)
+
+
+REFUSED = [
+    (lambda: NoDriver(), "E-DEV-001", "no NVIDIA driver is found (libcuda.so.1); a 580 series or newer is needed"),
+    (lambda: FakeCuda(version=12080), "E-DEV-001", "the NVIDIA driver serves CUDA 12.8"),
+    (lambda: FakeCuda(T4), "E-DEV-001", "Tesla T4 has compute capability 7.5"),
+    (lambda: FakeCuda(start=100), "E-DEV-001", "there is no device cuda:0: no GPU is visible"),
+    (lambda: FakeCuda(replace(A100, memory_bytes=1 << 30)), "E-MEM-001", "the run needs"),
+    (lambda: failing("cuModuleLoadDataEx", 200, 0), "E-DEV-005", "cuModuleLoadDataEx gives error 200, CUDA_ERROR_INVALID_IMAGE"),
+    (lambda: failing("cuLaunchKernel", 719, 5), "E-DEV-005", "cuLaunchKernel gives error 719, CUDA_ERROR_LAUNCH_FAILED"),
+    (lambda: failing("cuMemAlloc_v2", 2, 0), "E-MEM-001", "more are needed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make, code, words", REFUSED, ids=[words for _, _, words in REFUSED])
+def test_what_a_card_cannot_do_ends_a_run_with_its_code_and_never_on_the_cpu(
+    make: Callable[[], FakeCuda],
+    code: str,
+    words: str,
+    command: Callable[..., Said],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = make()
+    if words == "more are needed":
+        driver.fail("cuMemAlloc_v2", 2, times=1000)
+    install(driver, monkeypatch)
+    ended, _, err = command("run", *DIGITS, "--device", "cuda", "--steps", "3")
+    assert ended == 1
+    assert f"error[{code}]: " in err and words in err
+    assert "Traceback" not in err and "lowering: cpu" not in err
+    assert nothing_wrong(driver)
+
+
+def test_auto_takes_a_card_that_can_run_and_says_why_not_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = settings_in(tmp_path, device="auto")
+    for driver, reason in (
+        (FakeCuda(), "device auto: cuda is available"),
+        (FakeCuda(T4), "device auto: cpu, because Tesla T4 has compute capability 7.5"),
+        (FakeCuda(version=12080), "device auto: cpu, because the NVIDIA driver serves CUDA 12.8"),
+    ):
+        install(driver, monkeypatch)
+        assert choose(settings).reason == reason
+        assert nothing_wrong(driver)
