@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sexpgpu.codegen.cuda_fixed import element
 from sexpgpu.codegen.cuda_sort import TILE, Keys, sort_launches
 from sexpgpu.codegen.cuda_source import MEMORY_TYPES, CudaLaunch
@@ -49,8 +51,9 @@ def emit_argsort(launch: Indexed) -> tuple[CudaLaunch, ...]:
     lines = launch.outer * launch.inner
     key_bytes = 16 if launch.dtype == "i64" else 8
     group = lines if launch.size <= TILE else min(max(MOST_BYTES // (key_bytes * launch.size), 1), lines)
+    note = f"elements of a line are {launch.inner} apart in memory" if launch.inner > 1 else ""
     return tuple(
-        made
+        replace(made, note=note)
         for first in range(0, lines, group)
         for made in sort_launches(_keys(launch, first, min(group, lines - first)))[0]
     )

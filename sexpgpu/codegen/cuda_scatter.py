@@ -98,7 +98,7 @@ put(target, sum);
 # A window of LONG sorted keys holds the beginning of at most one long sequence.
 _LONG = """
 __shared__ Element stage[ROWS * COLUMNS];
-__shared__ int found, ends[THREADS / 32];
+__shared__ int found;
 const int window = blockIdx.x % WINDOWS * LONG;
 const int chunk = blockIdx.x / WINDOWS % CHUNKS * COLUMNS;
 const Offset entry = blockIdx.x / WINDOWS / CHUNKS;
@@ -217,7 +217,8 @@ class _Sums:
 
     def by_order(self) -> tuple[CudaLaunch, ...]:
         sorts, at = sort_launches(self._keys())
-        made = [*sorts, self._short(at)]
+        note = f"the {self.flat.count} indices are sorted, so that what is added to a place has an order"
+        made = [*(replace(launch, note=note) for launch in sorts), self._short(at)]
         if self.flat.count > LONG:
             made.append(self._long(at))
         return tuple(replace(launch, workspace_bytes=sorts[0].workspace_bytes) for launch in made)

@@ -13,6 +13,8 @@ from sexpgpu.codegen.cuda_source import Argument, CudaLaunch, Scratch
 
 # Keys that a block sorts, those of a block of short segments, runs that a merge takes.
 TILE, SMALL_TILE, RUNS, THREADS = 2048, 512, 8, 256
+# Up to so many blocks have a processor each: more threads, which sort their tile sooner.
+FEW_BLOCKS, MANY_THREADS = 64, 1024
 
 _KEYS = """\
 // Twice 64 bits, for what does not fit into one word with its place.
@@ -42,9 +44,13 @@ for (int item = threadIdx.x; item < PARTS * LENGTH; item += THREADS) {
     }
     keys[part * LENGTH + local] = key;
 }
+__syncthreads();
+#pragma unroll 1
 for (int length = 2; length <= LENGTH; length *= 2) {
+    #pragma unroll 1
     for (int distance = length / 2; distance > 0; distance /= 2) {
-        __syncthreads();
+        // At distances up to 32 a warp's 32 pairs are the same 64 keys at every step.
+        if (distance >= 32) __syncthreads(); else __syncwarp();
         for (int pair = threadIdx.x; pair < PARTS * LENGTH / 2; pair += THREADS) {
             const int low = 2 * pair - (pair & (distance - 1)), high = low + distance;
             const bool ascends = (low & (LENGTH - 1) & length) == 0;
@@ -81,6 +87,7 @@ const int start = (int)(row / group * group);
 int before[RUNS];
 #pragma unroll
 for (int r = 0; r < RUNS; ++r) before[r] = 0;
+#pragma unroll 1
 for (int step = WIDTH; step > 0; step /= 2) {
     #pragma unroll
     for (int r = 0; r < RUNS; ++r) {
@@ -177,7 +184,8 @@ def _tiles(keys: Keys, to: Scratch, last: bool) -> CudaLaunch:
     for name, across, along in (("part", f"item % {parts}", f"item / {length}"),
                                 ("local", f"item / {parts}", f"item % {length}")):  # fmt: skip
         body = body.replace("{" + name + "}", across if keys.across else along)
-    threads = max(min(parts * length // 2, THREADS), 32)
+    blocks = -(-keys.segments // parts) * tiles
+    threads = max(min(parts * length // 2, MANY_THREADS if blocks <= FEW_BLOCKS else THREADS), 32)
     constants = {"THREADS": threads, "PARTS": parts, "LENGTH": length, "TILES": tiles}
     constants |= {"SEGMENTS": keys.segments, "SIZE": keys.size} | dict(keys.constants)
     fixed = Fixed(
@@ -190,7 +198,6 @@ def _tiles(keys: Keys, to: Scratch, last: bool) -> CudaLaunch:
         _names(keys),
         (_KEYS, *keys.functions),
     )
-    blocks = -(-keys.segments // parts) * tiles
     return CudaLaunch(fixed.kernel(), (blocks, 1, 1), fixed.arguments)
 
 
