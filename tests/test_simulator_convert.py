@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -20,7 +21,7 @@ FINITE: dict[str, list[float]] = {
     "f32": [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 0.49999997, 127.5, 128.5, -129.0, 255.5, 65536.0, 2147483648.0],
     "f64": [0.0, 0.5, -0.5, 1.5, 2.5, 2147483647.5, -2147483649.0, 4294967296.0, 9.3e18, 1.9e19, -1e300, 1e-300, 1e9],
 }
-ROUND = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}
+ROUND: dict[str, Callable[[float], int]] = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}
 
 
 def limits(kind: str) -> tuple[int, int]:
@@ -176,7 +177,7 @@ def test_half_arithmetic_rounds_the_exact_result_once(kind: str) -> None:
         f"fma.rn.{kind} %d, %x, %y, %z;": [p * q + r for p, q, r in zip(a, b, c)],
     }
     for text, values in exact.items():
-        used = {name: one for name, one in given.items() if f"%{name}" in text}
+        used: dict[str, Any] = {name: one for name, one in given.items() if f"%{name}" in text}
         found = evaluate(text, "b16", **used).view(dtype).astype("f8")
         assert found.tolist() == [rounded(value, kind) for value in values], text
 

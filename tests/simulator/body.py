@@ -60,6 +60,7 @@ class Body:
         self.shared = Area()
         self.local = Area()
         self.placed: dict[str, tuple[str, int]] = {}
+        self.passed: list[slice] = []
         self.external: set[str] = set()
         self.scopes: list[Scope] = []
         self.inlining: list[str] = []
@@ -143,7 +144,10 @@ class Body:
             width = DTYPES[found["type"]].itemsize
             space = "shared" if found["space"] == "shared" else "local"
             area = self.shared if space == "shared" else self.local
-            offset = area.place(int(found["align"] or width), width * int(found["count"] or 1))
+            n_bytes = width * int(found["count"] or 1)
+            offset = area.place(int(found["align"] or width), n_bytes)
+            if found["space"] == "param":
+                self.passed.append(slice(offset, offset + n_bytes))
             scope.names[found["name"]] = scope.own(found["name"])
             self.placed[scope.own(found["name"])] = (space, offset)
 

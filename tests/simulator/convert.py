@@ -24,7 +24,7 @@ def convert(form: Form) -> Action:
     target, source = kinds
     if target in ("bf16x2", "f16x2") and source == "f32":
         return convert_pair(form, target)
-    if target.endswith("x2") or source.endswith("x2") or form.has("satfinite"):
+    if target.endswith("x2") or source.endswith("x2") or (target == "tf32") != form.has("rna"):
         raise form.unsupported()
     function = tensor_float if target == "tf32" else conversion(form, target, source)
     read, put = form.source(1, source), form.target()

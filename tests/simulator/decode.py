@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.simulator import atomics, compare, convert, copies, floats, integers, matrix, moves, warp
-from tests.simulator.dtypes import FLOATS, HALVES
+from tests.simulator.dtypes import DTYPES, FLOATS, HALVES
 from tests.simulator.form import Action, Form
 from tests.simulator.machine import Machine
 from tests.simulator.program import Kernel
@@ -51,19 +51,41 @@ def build(form: Form) -> Action:
     opcode = form.instruction.opcode
     if opcode in ("bar", "barrier"):
         return synchronise_warp
-    builder = BY_TYPE.get(form.type, {}).get(opcode)
-    if builder is None and (opcode not in ARITHMETIC or form.type not in (*FLOATS, *HALVES)):
+    kind = form.types[-1] if form.types else ""
+    builder = BY_TYPE.get(kind, {}).get(opcode)
+    if builder is None and (opcode not in integers.BUILDERS or kind not in (*FLOATS, *HALVES)):
         builder = BUILDERS.get(opcode)
+    known = MODIFIERS.get(opcode)
     try:
-        if builder is None:
+        if builder is None or (known is not None and not {*form.modifiers} <= {*known.split(), *DTYPES}):
             raise form.unsupported()
         return builder(form)
     except Fault as fault:
         return failing(fault)
 
 
-# Opcodes that integers share with floating point types.
-ARITHMETIC = {*integers.BUILDERS} - {"and", "or", "xor", "not"}
+# What may follow an opcode besides its types, where it changes the result.
+ROUNDED = "rn rz rm rp ftz sat"
+MODIFIERS: dict[str, str] = {
+    "add": f"{ROUNDED} cc",
+    "sub": f"{ROUNDED} cc",
+    "mul": f"{ROUNDED} lo hi wide",
+    "mad": f"{ROUNDED} lo hi wide cc",
+    "fma": f"{ROUNDED} relu",
+    **dict.fromkeys(("addc", "subc"), "cc"),
+    "madc": "lo hi cc",
+    "div": f"{ROUNDED} approx full",
+    **dict.fromkeys(("rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh"), f"{ROUNDED} approx"),
+    **dict.fromkeys(("min", "max"), "ftz NaN xorsign abs"),
+    **dict.fromkeys(("neg", "abs"), "ftz"),
+    **dict.fromkeys(("rem", "sad", "and", "or", "xor", "not", "cnot", "shl", "shr", "lop3", "bfe", "bfi"), ""),
+    **dict.fromkeys(("brev", "popc", "clz", "selp", "slct", "mov", "copysign", "dp4a"), ""),
+    "dp2a": "lo hi",
+    "bfind": "shiftamt",
+    "shf": "l r wrap clamp",
+    "prmt": " ".join(integers.SELECTORS),
+    "cvt": f"{ROUNDED} rni rzi rmi rpi rna relu",
+}
 
 
 def failing(fault: Fault) -> Action:

@@ -199,7 +199,7 @@ def half_function(form: Form) -> Callable[..., Any]:
         choose = extreme_function(form)
         return lambda *bits: shorten(canonical(choose(*(widen(one, kind) for one in bits))), kind)
     exact = HALF_EXACT.get(opcode)
-    if exact is None or form.rounding != "rn":
+    if exact is None or form.rounding != "rn" or form.has("ftz"):
         raise form.unsupported()
 
     def function(*bits: Any) -> Any:

@@ -40,7 +40,13 @@ class Form:
     @property
     def type(self) -> str:
         """The last type among the modifiers."""
-        return next((word for word in reversed(self.modifiers) if word in DTYPES), "b32")
+        if not self.types:
+            raise self.unsupported()
+        return self.types[-1]
+
+    @property
+    def types(self) -> list[str]:
+        return [word for word in self.modifiers if word in DTYPES]
 
     @property
     def dtype(self) -> np.dtype[Any]:

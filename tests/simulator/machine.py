@@ -65,7 +65,7 @@ class Machine:
         self.present = Threads.at(np.flatnonzero(~self.absent)) if self.absent.any() else self.all
         shared_bytes = kernel.shared_bytes + launch.dynamic_bytes
         self.shared = SharedSpace(blocks, shared_bytes, kernel.narrowest["shared"])
-        self.local = LocalSpace(self.places, kernel.local_bytes)
+        self.local = LocalSpace(self.places, kernel.local_bytes, kernel.passed)
         self.memory = launch.memory
         self.parameters = ParameterSpace(launch.parameters)
         self.registers: list[Any] = [None] * len(kernel.register_types)

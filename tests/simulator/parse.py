@@ -135,6 +135,7 @@ def kernel(text: str, found: re.Match[str], variables: dict[str, Variable], func
         tables=body.tables,
         shared_bytes=body.shared.end,
         local_bytes=body.local.end,
+        passed=body.passed,
         maximum_threads=None if limit is None else limit[0] * limit[1] * limit[2],
         exact_threads=threads_of(directives, "reqntid"),
         narrowest=body.narrowest(),

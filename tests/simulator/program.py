@@ -62,7 +62,8 @@ class Function:
 
 @dataclass(frozen=True)
 class Kernel:
-    """`symbols` maps a variable's name to its space and its offset there; calls stand in the code as their bodies."""
+    """`symbols` maps a variable's name to its space and its offset there; calls stand in the code as their bodies, and
+    `passed` are the parts of the local frame that hold what is passed to them."""
 
     name: str
     parameters: Mapping[str, Parameter]
@@ -74,6 +75,7 @@ class Kernel:
     tables: Mapping[str, Sequence[str]]
     shared_bytes: int
     local_bytes: int
+    passed: Sequence[slice]
     maximum_threads: int | None
     exact_threads: tuple[int, int, int] | None
     narrowest: Mapping[str, int]

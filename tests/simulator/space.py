@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -125,16 +126,20 @@ class ParameterSpace(Space):
 
 
 class LocalSpace(Space):
-    """Each thread's own frame, one after another."""
+    """Each thread's own frame, one after another. What is passed to functions holds structs with their padding, which
+    nobody writes and copies read: `passed` counts as written."""
 
     name = "local"
 
-    def __init__(self, threads: int, frame: int) -> None:
+    def __init__(self, threads: int, frame: int, passed: Sequence[slice]) -> None:
         super().__init__(np.zeros(threads * frame, np.uint8), np.full(threads * frame, ALLOCATED, np.uint8))
         self.frame = frame
+        self.passed = passed
 
     def clear(self) -> None:
         self.shadow.fill(ALLOCATED)
+        for part in self.passed:
+            self.shadow.reshape(-1, self.frame)[:, part] = INITIALISED
 
     def place(self, machine: Machine, threads: Threads, address: Array, n_bytes: int) -> Array:
         self.aligned(machine, address, n_bytes)
