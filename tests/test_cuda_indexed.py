@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sexpgpu.codegen.cuda_indexed import emit_indexed
+from sexpgpu.codegen.cuda_source import CudaKernel, module_source
+from sexpgpu.cuda.cubin import resources
+from sexpgpu.cuda.nvrtc import compile_source
 from sexpgpu.interp.executor import Engine
 from sexpgpu.ir.types import TensorType
 from sexpgpu.ops.pointwise import numpy_dtype
@@ -291,3 +295,43 @@ def test_long_lines_are_merged_eight_runs_at_a_time(engine: Engine, dtype: str, 
 def test_lines_are_sorted_in_groups_where_the_workspace_would_be_large(engine: Engine, monkeypatch: Any) -> None:
     monkeypatch.setattr("sexpgpu.codegen.cuda_argsort.MOST_BYTES", 2 * 8 * 2100)
     argsort(engine, values("f32", 3, 2100, 1), False)
+
+
+# op, dtype, sizes of what training does at full size.
+LARGE: tuple[tuple[str, str, Sizes], ...] = (
+    ("take", "bf16", (1, 50257, 65536, 768)),
+    ("gather", "f32", (65536, 50257, 1, 1)),
+    ("gather_add", "f32", (65536, 50257, 1, 1)),
+    ("gather_add", "bf16", (1, 50257, 65536, 1)),
+    ("scatter_add", "f32", (1, 50257, 200, 768)),
+    ("scatter_add", "f32", (1, 50257, 65536, 768)),
+    ("scatter_add", "bf16", (1, 50257, 65536, 768)),
+    ("cumsum", "i64", (64, 4096, 0, 1)),
+    ("cumsum", "bf16", (8, 1024, 0, 768)),
+    ("argsort", "i64", (8, 65536, 0, 1)),
+    ("argsort", "f32", (65536, 8, 0, 1)),
+)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_kernels_of_full_size_compile_for_every_card_and_none_spills(arch: str) -> None:
+    kernels: dict[str, CudaKernel] = {}
+    for op, dtype, sizes in LARGE:
+        inputs = (Place(0),) if op in ("cumsum", "argsort") else (Place(0), Place(1))
+        flag = FLAG if len(inputs) == 2 else None
+        launch = Indexed(op, dtype, "i32", *sizes, inputs, Place(2), flag)
+        kernels |= {made.kernel.name: made.kernel for made in emit_indexed(launch, lambda _: 256)}
+    compiled = compile_source(module_source(kernels.values()), arch)
+    found = resources(compiled.cubin, compiled.log)
+    assert set(found) == set(kernels)
+    for name, used in found.items():
+        assert (used.spill_store_bytes, used.spill_load_bytes, used.stack_bytes) == (0, 0, 0), name
+
+
+def test_the_work_of_an_embedding_gradient_does_not_grow_with_its_table() -> None:
+    """Grids and scratch of 1,024 rows of 768 for 50,257 tokens are those for 600."""
+    grids = []
+    for size in (600, 50257):
+        launch = Indexed("scatter_add", "f32", "i32", 1, size, 1024, 768, (Place(0), Place(1)), Place(2))
+        grids.append([(made.grid, made.workspace_bytes) for made in emit_indexed(launch, lambda _: 256)])
+    assert grids[0] == grids[1] == [((1, 1, 1), 8192), ((768, 1, 1), 8192), ((7 * 24, 1, 1), 8192)]
