@@ -191,6 +191,19 @@ def test_operands_may_step_in_any_way(engine: Engine, layout: str, rows: int) ->
     agree(engine, b.program(), [laid_out(layout, rows), normal(2, 3, rows, 21)], [empty((2, 3, 21))])
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "u8"])
+@pytest.mark.parametrize(("rows", "length"), [(20, 32), (36, 48), (34, 36), (4100, 4100)])
+def test_rows_that_are_neighbours_in_memory_are_loaded_together(
+    engine: Engine, dtype: str, rows: int, length: int
+) -> None:
+    b = Builder("column", 3)
+    x = b.load("any", dtype)
+    b.store(b.do("reduce_max", x, dtype=dtype), dtype=dtype)
+    x_ = edges(dtype, 3 * 5, length).reshape(3, 5, length)[..., :rows].swapaxes(1, 2)
+    simulated = agree(engine, b.program(), [x_], [empty((3, 5), dtype)])
+    assert "take<4>" in simulated.outcomes[0][0].kernel.text
+
+
 @pytest.mark.parametrize("rows", WAYS)
 def test_index_loads_and_draws_are_the_cpus(engine: Engine, rows: int) -> None:
     b = Builder("column", 2)

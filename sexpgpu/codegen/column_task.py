@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from sexpgpu.codegen.cuda_operands import PACK_BYTES, Alignment
 from sexpgpu.codegen.layout import part_rows
 from sexpgpu.codegen.numba_reductions import Reduction, reductions_of
 from sexpgpu.codegen.stages import EXPENSIVE, analyse, arguments_of, is_reduction
@@ -24,6 +25,7 @@ class ColumnTask:
     `passes`: the reductions that the rows are read for, together."""
 
     launch: Generated
+    alignment: Alignment
 
     @property
     def outer(self) -> tuple[int, ...]:
@@ -80,6 +82,17 @@ class ColumnTask:
         """Whether it is a load from memory, another in every row."""
         loads = self.launch.loads
         return value < len(loads) and loads[value].place is not None and self.step(value) != 0
+
+    def rows_at_once(self, load: int, count: int) -> int:
+        """How many of `count` rows one access of a moving load takes: several where they are neighbours in memory."""
+        access, item = self.launch.loads[load], SIZES[self.launch.program.loads[load].dtype]
+        assert access.place is not None
+        *outer, step, across = access.strides
+        width = PACK_BYTES // item if step == 1 else 1
+        known = self.alignment(access.place) // item
+        while any(number % width for number in (count, known, across, *outer)):
+            width //= 2
+        return width
 
     def rows_ahead(self, values: list[int]) -> int:
         """Rows that stand unrolled: a power of two, so that parts are whole multiples."""

@@ -163,13 +163,7 @@ class ColumnKernel:
         moving = [v for v in values if self.task.is_moving(v)]
         text, names = self.text, dict(names)
         for value in moving:
-            text.add(f"{MEMORY_TYPES[self.program.loads[value].dtype]} w{value}[{count}];")
-        if moving:
-            text.add("#pragma unroll")
-            text.open(f"for (int j = 0; j < {count}; ++j)")
-            for value in moving:
-                text.add(f"w{value}[j] = {self.operands[value].pointer}[{self._at(self.operands[value])}];")
-            text.close()
+            self._load_rows(value, count)
         text.add("#pragma unroll")
         text.open(f"for (int j = 0; j < {count}; ++j)")
         for value in values:
@@ -179,6 +173,21 @@ class ColumnKernel:
                 self._element(value, names)
         for r in reductions:
             feed(r, names[r.argument], "row + j", text)
+        text.close()
+
+    def _load_rows(self, value: int, count: int) -> None:
+        """A load's elements of `count` rows from `row` on, as they are in memory."""
+        text, at = self.text, self._at(self.operands[value])
+        pointer, width = self.operands[value].pointer, self.task.rows_at_once(value, count)
+        text.add(f"{MEMORY_TYPES[self.program.loads[value].dtype]} w{value}[{count}];")
+        text.add("#pragma unroll")
+        if width == 1:
+            text.add(f"for (int j = 0; j < {count}; ++j) w{value}[j] = {pointer}[{at}];")
+            return
+        text.open(f"for (int j = 0; j < {count}; j += {width})")
+        text.add(f"const auto pack = take<{width}>({pointer} + ({at}));")
+        for row in range(width):
+            text.add(f"w{value}[j + {row}] = pack.at[{row}];")
         text.close()
 
     def stores(self) -> None:

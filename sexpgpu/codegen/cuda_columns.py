@@ -14,7 +14,7 @@ from math import prod
 
 from sexpgpu.codegen.column_task import ColumnTask
 from sexpgpu.codegen.cuda_column_kernel import ColumnKernel
-from sexpgpu.codegen.cuda_operands import operands_of
+from sexpgpu.codegen.cuda_operands import Alignment, operands_of
 from sexpgpu.codegen.cuda_reductions import WARP, join
 from sexpgpu.codegen.cuda_source import CudaLaunch
 from sexpgpu.codegen.layout import LONG_COLUMN
@@ -26,9 +26,9 @@ BLOCK_THREADS, THREADS, FEW_THREADS = 512, 128, 32
 SHARED_BYTES = 48 << 10
 
 
-def emit_column(launch: Generated) -> tuple[CudaLaunch, ...]:
+def emit_column(launch: Generated, alignment: Alignment) -> tuple[CudaLaunch, ...]:
     """The launches of a column program, one after the other; none where there is no column."""
-    task = ColumnTask(launch)
+    task = ColumnTask(launch, alignment)
     if task.total == 0:
         return ()
     if task.parts > 1 and task.passes and task.total < MANY_COLUMNS:

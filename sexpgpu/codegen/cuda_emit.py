@@ -73,7 +73,7 @@ def cuda_launches(launch: Kernel, alignment: Alignment) -> tuple[CudaLaunch, ...
             made = emit_row(launch)
         return () if made is None else (made,)
     if isinstance(launch, Generated):
-        return emit_column(launch)
+        return emit_column(launch, alignment)
     if isinstance(launch, Product):
         return emit_product(launch, alignment)
     if isinstance(launch, Indexed):
