@@ -8,12 +8,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sexpgpu.cli.show import lowered_graphs
-from sexpgpu.codegen.cuda_program import cuda_program
+from sexpgpu.codegen.cuda_program import card_plan, cuda_program
 from sexpgpu.cuda.cubin import resources
 from sexpgpu.cuda.cubin_cache import CubinCache
 from sexpgpu.cuda.kernels import load_cubins
 from sexpgpu.ir.graph import Graph
-from sexpgpu.plan.build import bound_outputs, plan
 from sexpgpu.train.request import Request, early_settings, read_experiment
 
 ARCHS = ("sm_80", "sm_90", "sm_100")
@@ -24,7 +23,7 @@ def sources_of(graphs: dict[str, Graph]) -> dict[str, str]:
     """The modules of all graphs of an experiment; the same text once."""
     made: dict[str, str] = {}
     for graph in graphs.values():
-        program = cuda_program(plan(graph, aliases=bound_outputs(graph), native=False))
+        program = cuda_program(card_plan(graph))
         made |= {str(hash(text)): text for text in program.modules.values()}
     return made
 

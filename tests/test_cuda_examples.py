@@ -12,9 +12,9 @@ import pytest
 
 import sexpgpu
 from sexpgpu.cli.show import lowered_graphs
+from sexpgpu.codegen.cuda_program import card_plan
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ops.pointwise import numpy_dtype
-from sexpgpu.plan.build import bound_outputs, plan
 from sexpgpu.plan.kernel import Generated, Plan, repeated
 from sexpgpu.plan.work import bytes_of
 from sexpgpu.train.request import Request, early_settings, read_experiment
@@ -26,6 +26,8 @@ NAMES = ("builtin", "digits", "gpt2", "lstm", "resnet")
 HOSTS = {"step": 2.0, "updates": 2.0, "total-steps": 3.0, "loss-scale": 0.125, "gradient-scale": 1.0, "microbatches": 1.0}
 # Of values whose sums run in another order; relative to the largest of their tensor.
 TOLERANCE = 1e-5
+# What is truly 0 (the gradient of a key's bias) is a sum of numbers of other gradients' size: so much of the largest.
+ZERO = 1e-3
 # A few numbers beside a region's operands: in tiny tensors they would count.
 SMALL_BYTES = 64
 
@@ -70,7 +72,7 @@ def on_card(made: Plan, values: Mapping[str, Any]) -> Simulated:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_simulated_card_computes_every_graph_of_an_example_as_the_cpu_does(name: str) -> None:
     for graph in graphs_of(name).values():
-        made = plan(graph, aliases=bound_outputs(graph), native=False)
+        made = card_plan(graph)
         values = values_of(made)
         expected = on_cpu(made, values)
         simulated = on_card(made, values)
@@ -78,9 +80,13 @@ def test_a_simulated_card_computes_every_graph_of_an_example_as_the_cpu_does(nam
         for output, theirs in expected.items():
             ours = simulated.output(output).astype(float)
             assert np.isfinite(ours).all(), output
-            most = max(float(np.abs(theirs.astype(float)).max(initial=0.0)), 1e-6)
+            most = max(largest(theirs), ZERO * max(map(largest, expected.values())))
             assert np.abs(ours - theirs).max(initial=0.0) <= TOLERANCE * most, output
         no_byte_is_moved_twice(made, simulated)
+
+
+def largest(values: Any) -> float:
+    return float(np.abs(values.astype(float)).max(initial=0.0))
 
 
 def no_byte_is_moved_twice(made: Plan, simulated: Simulated) -> None:

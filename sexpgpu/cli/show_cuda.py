@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sexpgpu.codegen.cuda_program import CudaProgram, cuda_program
+from sexpgpu.codegen.cuda_program import CudaProgram, card_plan, cuda_program
 from sexpgpu.codegen.cuda_source import PREAMBLE, CudaLaunch
 from sexpgpu.cuda.cubin import Resources, resources
 from sexpgpu.cuda.cubin_cache import CubinCache
@@ -14,7 +14,6 @@ from sexpgpu.cuda.kernels import Modules, load_cubins
 from sexpgpu.cuda.nvrtc import supported_archs
 from sexpgpu.errors import Error
 from sexpgpu.ir.graph import Graph
-from sexpgpu.plan.build import bound_outputs, plan
 from sexpgpu.plan.work import Work, works_of
 from sexpgpu.settings import Settings
 
@@ -70,7 +69,7 @@ def compiled(graphs: Mapping[str, Graph], arch: str, settings: Settings) -> tupl
 
 
 def _program(graph: Graph) -> CudaProgram:
-    return cuda_program(plan(graph, aliases=bound_outputs(graph), native=False))
+    return cuda_program(card_plan(graph))
 
 
 def _shown(programs: Mapping[str, tuple[Graph, CudaProgram]], takes: Mapping[str, Resources]) -> Iterator[Shown]:

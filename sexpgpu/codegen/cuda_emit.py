@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
+from sexpgpu.codegen.cuda_attention import emit_attention
 from sexpgpu.codegen.cuda_columns import emit_column
 from sexpgpu.codegen.cuda_indexed import emit_indexed
 from sexpgpu.codegen.cuda_many import emit_many, groups_of
@@ -16,10 +17,6 @@ from sexpgpu.codegen.cuda_source import CudaLaunch
 from sexpgpu.codegen.cuda_transpose import emit_transposed
 from sexpgpu.plan.kernel import Generated, Indexed, Kernel, Loop, Place, Plan, Product, flattened
 from sexpgpu.plan.lifetime import ALIGNMENT
-
-
-class NotWritten(Exception):
-    """A launch that no CUDA kernel is written for yet."""
 
 
 def alignment_of(plan: Plan) -> Alignment:
@@ -78,4 +75,4 @@ def cuda_launches(launch: Kernel, alignment: Alignment) -> tuple[CudaLaunch, ...
         return emit_product(launch, alignment)
     if isinstance(launch, Indexed):
         return emit_indexed(launch, alignment)
-    raise NotWritten(type(launch).__name__)
+    return emit_attention(launch)

@@ -6,8 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sexpgpu.codegen.cuda_attention import WIDEST_HEAD
 from sexpgpu.codegen.cuda_emit import plan_launches
 from sexpgpu.codegen.cuda_source import CudaKernel, CudaLaunch, module_source
+from sexpgpu.ir.graph import Graph
+from sexpgpu.plan.build import bound_outputs
+from sexpgpu.plan.build import plan as plan_graph
 from sexpgpu.plan.kernel import Plan, repeated
 
 # One compile of several kernels costs less than several compiles, and two processes want two modules.
@@ -34,6 +38,13 @@ class CudaProgram:
     def workspace_bytes(self) -> int:
         """Scratch that every launch finds room in."""
         return max((launch.workspace_bytes for launches in self.launches for launch in launches), default=0)
+
+
+def card_plan(graph: Graph, *, keep_values: bool = False, landing: Mapping[str, int] | None = None) -> Plan:
+    """The plan of a graph for a card: attention is native where its heads fit, bound outputs are written in place."""
+    return plan_graph(
+        graph, aliases=bound_outputs(graph), keep_values=keep_values, landing=landing, widest_head=WIDEST_HEAD
+    )
 
 
 def cuda_program(plan: Plan) -> CudaProgram:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sexpgpu.backend import Call, DeviceKind, Lowering
-from sexpgpu.codegen.cuda_emit import NotWritten
-from sexpgpu.codegen.cuda_program import CudaProgram, cuda_program
+from sexpgpu.codegen.cuda_program import CudaProgram, card_plan, cuda_program
 from sexpgpu.cuda import library
 from sexpgpu.cuda.allocator import Arena, Block
 from sexpgpu.cuda.arch import choose_arch
@@ -28,7 +27,6 @@ from sexpgpu.initial import Normals
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.types import SIZES, TensorType
 from sexpgpu.ops.pointwise import numpy_dtype
-from sexpgpu.plan.build import bound_outputs, plan
 from sexpgpu.plan.kernel import Generated, Product, flattened
 from sexpgpu.plan.lifetime import aligned
 from sexpgpu.settings import Settings
@@ -110,17 +108,8 @@ class CudaDevice:
         self, graph: Graph, seed: int, lands: Mapping[str, CudaMemory] | None = None, keeps: CudaMemory | None = None
     ) -> CudaExecutable:
         landing = {name: memory.offset_bytes for name, memory in (lands or {}).items()}
-        made = plan(
-            graph,
-            aliases=bound_outputs(graph),
-            keep_values=self._settings.keep_values,
-            landing=landing,
-            native=False,
-        )
-        try:
-            program = cuda_program(made)
-        except NotWritten as missing:
-            raise Error("E-DEV-001", f"{graph.name} needs a kernel that cuda does not have yet: {missing}") from None
+        made = card_plan(graph, keep_values=self._settings.keep_values, landing=landing)
+        program = cuda_program(made)
         base = 0 if keeps is None else aligned(keeps.offset_bytes + keeps.type.size_bytes)
         return CudaExecutable(graph, program, self.engine, seed, base, self._lowering(graph, program, base))
 

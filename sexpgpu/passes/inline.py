@@ -34,15 +34,17 @@ class Flat:
     notes: tuple[str, ...] = ()
 
 
-def inline(graph: Graph, *, native: bool = False) -> Flat:
-    """The flat graph of a graph's live nodes. `native`: regions with a native lowering stay where it takes them."""
-    return _Inliner(graph, native).run()
+def inline(graph: Graph, *, native: bool = False, widest_head: int | None = None) -> Flat:
+    """The flat graph of a graph's live nodes. `native`: regions with a native lowering stay where it takes them, of
+    attention heads up to the widest."""
+    return _Inliner(graph, native, widest_head).run()
 
 
 class _Inliner:
-    def __init__(self, graph: Graph, native: bool) -> None:
+    def __init__(self, graph: Graph, native: bool, widest_head: int | None) -> None:
         self.source = graph
         self.native = native
+        self.widest_head = widest_head
         self.notes: dict[str, None] = {}
         self.recognised: dict[int, AttentionBody | str] = {}
         self.flat = Graph(graph.name)
@@ -73,7 +75,7 @@ class _Inliner:
 
     def _region(self, body: Graph, inputs: list[Any]) -> Any:
         if self.native and body.name in ATTENTION:
-            found = self.recognised.get(id(body)) or self.recognised.setdefault(id(body), recognise(body))
+            found = self.recognised.get(id(body)) or self.recognised.setdefault(id(body), self._recognised(body))
             if isinstance(found, AttentionBody):
                 return self._attention(body, found, inputs)
             self.notes[f"{body.name}: {found}; it is computed by its body"] = None
@@ -83,6 +85,14 @@ class _Inliner:
                 values[node] = self._node(node, [values[i] for i in node.inputs])
         made = [values[node] for node in body.outputs.values()]
         return made[0] if len(made) == 1 else made
+
+    def _recognised(self, body: Graph) -> AttentionBody | str:
+        found = recognise(body)
+        if isinstance(found, AttentionBody) and self.widest_head is not None:
+            widest = max(node.shape[-1] for node in body.inputs[:3])
+            if widest > self.widest_head:
+                return f"its heads of {widest} are wider than {self.widest_head}"
+        return found
 
     def _attention(self, body: Graph, found: AttentionBody, inputs: list[Node]) -> Any:
         """A node that is lowered natively; the mask, as the body sees it, is its last operand."""

@@ -38,6 +38,7 @@ def plan(
     keep_values: bool = False,
     landing: Mapping[str, int] | None = None,
     native: bool = True,
+    widest_head: int | None = None,
 ) -> Plan:
     """The plan of a graph.
 
@@ -47,8 +48,9 @@ def plan(
     landing      external buffers that stand in the arena itself: name → byte offset there. They hold what was written to
                  them when a call is done; other values may lie there until then
     native       the device has native lowerings of regions
+    widest_head  the widest head that its lowering of attention takes; None: any
     """
-    flat = inline(graph) if keep_values else recompute(lower(inline(graph, native=native)))
+    flat = inline(graph) if keep_values else recompute(lower(inline(graph, native=native, widest_head=widest_head)))
     fusion = fuse(flat.graph, keep_values=keep_values)
     sources = [node.index for node in flat.sources]
     made = Builder(fusion, sources, aliases or {}, Buffers(keep_values, landing or {})).run()

@@ -1,0 +1,143 @@
+"""Attention as CUDA launches: forward one pass over tiles of columns, backward the rows' δ, then the gradients of q, then
+those of k and v; nothing is added by atomics. Numbers a head that has infinities or NaN are found first, where it matters."""
+
+from __future__ import annotations
+
+from sexpgpu.codegen import cuda_attention_text as text
+from sexpgpu.codegen.cuda_fixed import Fixed
+from sexpgpu.codegen.cuda_source import Argument, CudaLaunch, Scratch
+from sexpgpu.codegen.cuda_tracer import formula_function, literal
+from sexpgpu.codegen.numba_attention import BACKWARD_NAMES, FORWARD_NAMES
+from sexpgpu.plan.kernel import Access, Attention
+
+THREADS = 256
+# Rows and columns of a tile, the first whose tiles fit into the shared memory that every card has.
+TILES = ((64, 32), (32, 32), (32, 16), (16, 16))
+SHARED_BYTES = 48 << 10
+# Wider heads are computed by their body.
+WIDEST_HEAD = 176
+EXP, LOG = (formula_function(name, ("f32",)) for name in ("k_exp", "k_log"))
+
+
+def _tile(width: int, value_width: int, backward: bool) -> tuple[int, int] | None:
+    for rows, columns in TILES:
+        floats = (rows + columns) * (width + 1) + columns * (value_width + backward)
+        floats += rows * (columns + 1) * (2 if backward else 1) + (rows * (value_width + 1) if backward else 0)
+        if 4 * floats <= SHARED_BYTES and not (backward and rows > 32):
+            return rows, columns
+    return None
+
+
+def emit_attention(launch: Attention) -> tuple[CudaLaunch, ...]:
+    """The launches, one after the other; none where there is nothing to compute."""
+    if 0 in (launch.batch, launch.heads, launch.rows, launch.columns):
+        return ()
+    return _Writer(launch).launches()
+
+
+class _Writer:
+    def __init__(self, launch: Attention) -> None:
+        self.launch = launch
+        loads = launch.loads[:-1] if launch.masked else launch.loads
+        names = BACKWARD_NAMES if launch.backward else FORWARD_NAMES
+        self.operands: dict[str, Access] = dict(zip(names, (*loads, *launch.stores)))
+        if launch.masked:
+            self.operands["mask"] = launch.loads[-1]
+        tile = _tile(launch.width, launch.value_width, launch.backward)
+        assert tile is not None, (launch.width, launch.value_width)
+        self.rows, self.columns = tile
+        self.sources = launch.batch * launch.heads // launch.group
+        # The flags of heads, then the rows' δ.
+        self.deltas = Scratch(-(-4 * self.sources // 256) * 256)
+        deltas = 4 * launch.batch * launch.heads * launch.rows if launch.backward else 0
+        self.workspace_bytes = self.deltas.offset_bytes + deltas
+
+    def launches(self) -> tuple[CudaLaunch, ...]:
+        given, made = self.launch, []
+        if given.causal:
+            made.append(self._finite())
+        heads, blocks = given.batch * given.heads, -(-given.rows // self.rows)
+        if not given.backward:
+            lse = text.FORWARD_LSE if "lse" in self.operands else ""
+            stores = ("out", "lse") if lse else ("out",)
+            body = text.FORWARD.replace("{lse}", lse)
+            return (*made, self._launch("attention", body, ("q", "k", "v"), stores, (blocks, heads, 1)))
+        rows = given.batch * given.heads * given.rows
+        made.append(self._launch("attention_delta", text.DELTA, ("out", "dout"), (), (-(-rows // 8), 1, 1)))
+        loads = ("q", "k", "v", "lse", "dout")
+        made.append(self._launch("attention_rows", text.BACKWARD_ROWS, loads, ("dq",), (blocks, heads, 1)))
+        blocks = -(-given.columns // self.columns)
+        grid = (blocks, self.sources, 1)
+        made.append(self._launch("attention_columns", text.BACKWARD_COLUMNS, loads, ("dk", "dv"), grid))
+        return tuple(made)
+
+    def _finite(self) -> CudaLaunch:
+        """What 0 is multiplied by beyond the diagonal: forward the rows of v, backward everything."""
+        given = self.launch
+        names = ("q", "k", "v", "lse", "dout") if given.backward else ("v",)
+        checks: list[str] = []
+        for name in names:
+            rows, width = ("COLUMNS" if name in ("k", "v") else "ROWS"), self._width(name)
+            of_q = name not in ("k", "v")
+            head = "head" if of_q else "source"
+            check = text.FINITE_CHECK.format(name=name, upper=name.upper(), rows=rows, width=width, head=head)
+            if of_q:
+                loop = "for (int head = source * GROUP; head < (source + 1) * GROUP; ++head)"
+                check = f"{loop} {{\n{check}\n}}"
+            checks.append(check)
+        body = text.FINITE.replace("{checks}", "\n".join(checks))
+        return self._launch("attention_finite", body, names, (), (self.sources, 1, 1))
+
+    @staticmethod
+    def _width(name: str) -> str:
+        return {"q": "WIDTH", "k": "WIDTH", "v": "VALUES", "dout": "VALUES", "lse": "1"}[name]
+
+    def _launch(
+        self, kind: str, body: str, loads: tuple[str, ...], stores: tuple[str, ...], grid: tuple[int, int, int]
+    ) -> CudaLaunch:
+        masks = "{mask}" in body and self.launch.masked
+        loads = (*loads, "mask") if masks else loads
+        parameters: list[tuple[str, Argument]] = [self._parameter(name, "const ") for name in loads]
+        parameters += [self._parameter(name, "") for name in stores]
+        if "flags" in body and (self.launch.causal or "flags[blockIdx" in body):
+            parameters.append((f"{'' if kind == 'attention_finite' else 'const '}int* __restrict__ flags", Scratch()))
+        elif "flags" in body:
+            body = "\n".join(line for line in body.split("\n") if "flags[" not in line)
+        if "deltas" in body:
+            parameters.append((f"{'' if kind == 'attention_delta' else 'const '}float* __restrict__ deltas", self.deltas))
+        if "scale" in body:
+            body = f"const float scale = {literal(self.launch.scale, 'f32')};\n{body}"
+        made = Fixed(
+            kind,
+            THREADS,
+            self._comment(),
+            tuple(parameters),
+            body.replace("{mask}", text.SEEN_MASK if masks else ""),
+            self._constants((*loads, *stores)),
+            functions=(EXP, LOG, text.TILE) if "take_tile" in body else (),
+        )
+        return CudaLaunch(made.kernel(), grid, made.arguments, workspace_bytes=self.workspace_bytes)
+
+    def _parameter(self, name: str, constant: str) -> tuple[str, Argument]:
+        place = self.operands[name].place
+        assert place is not None
+        return f"{constant}{'unsigned char' if name == 'mask' else 'float'}* __restrict__ {name}", place
+
+    def _constants(self, names: tuple[str, ...]) -> dict[str, int]:
+        given = self.launch
+        made = {"ROWS": given.rows, "COLUMNS": given.columns, "WIDTH": given.width, "VALUES": given.value_width}
+        made |= {"BATCH": given.batch, "HEADS": given.heads, "GROUP": given.group, "R": self.rows, "C": self.columns}
+        made |= {"CAUSAL": int(given.causal), "SOURCES": given.heads // given.group}
+        for name in names:
+            steps = self.operands[name].strides
+            if name == "lse":
+                steps = (given.heads * given.rows, given.rows, 1)
+            ends = ("BATCH", "HEAD", "ROW", "COLUMN")
+            made |= {f"{name.upper()}_{end}": step for end, step in zip(ends, steps)}
+        return made
+
+    def _comment(self) -> tuple[str, ...]:
+        given = self.launch
+        how = f"{'causal ' if given.causal else ''}{'masked ' if given.masked else ''}attention"
+        of = f"{given.batch} × {given.heads} heads, {given.rows} rows, {given.columns} columns of {given.width}"
+        return (f"{'Backward of ' if given.backward else ''}{how}: {of}.",)
