@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sexpgpu.codegen import cuda_rows
 from sexpgpu.interp.executor import Engine
 from sexpgpu.ops.pointwise import numpy_dtype
 from sexpgpu.plan.kernel import Program
@@ -252,3 +253,13 @@ def test_rows_that_fit_in_registers_are_moved_once(length: int) -> None:
     ((_, _, moved),) = simulated.moved_bytes()
     least = 4 * (9 * length + 2 * length + 1 + 9 * length + 2 * 9)
     assert least <= moved <= 1.05 * least
+
+
+@pytest.mark.parametrize("length", [5, 33, 1030, 20000])
+def test_offsets_of_64_bits_give_the_same_bits(engine: Engine, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """As launches of 2^31 elements or more have them."""
+    monkeypatch.setattr(cuda_rows, "is_wide", lambda launch: True)
+    agree(engine, programs.softmax(), [normal(3, length)], [empty((3, length))])
+    program = every_reduction("f32")
+    given = normal(2, 3, length).swapaxes(0, 1)
+    agree(engine, program, [given[:, 0]], outputs_of(program, 3, length))
