@@ -131,7 +131,7 @@ class Scheduler:
             return
         rows = machine.waiting.reshape(-1, machine.slots)
         exited = machine.exited.reshape(-1, machine.slots)
-        for number in np.unique(machine.waiting[machine.waiting != 0]):
+        for number in np.flatnonzero(np.bincount(machine.waiting)[1:]) + 1:
             here = rows == number
             counts = np.where(here, machine.wait_count.reshape(-1, machine.slots), 0).max(1)
             arrived = here.sum(1)
@@ -145,7 +145,7 @@ class Scheduler:
         self._judge(leaving, whole_block)
         machine.waiting[places] = 0
         pcs = machine.wait_pc[places]
-        for pc in np.unique(pcs):
+        for pc in np.unique(pcs) if pcs.min() != pcs.max() else pcs[:1]:
             going = Threads.at(places[pcs == pc])
             self._reduce(self.steps[int(pc)].barrier, going)
             self.at(int(pc) + 1, going)

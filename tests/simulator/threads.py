@@ -54,4 +54,8 @@ class Threads:
         return Threads.at(self.indices[condition])
 
     def and_also(self, other: Threads) -> Threads:
-        return Threads.at(np.sort(np.concatenate([self.indices, other.indices])))
+        first = min(int(self.indices[0]), int(other.indices[0]))
+        here = np.zeros(max(int(self.indices[-1]), int(other.indices[-1])) - first + 1, bool)
+        here[self.indices - first] = True
+        here[other.indices - first] = True
+        return Threads.at(np.flatnonzero(here) + first)

@@ -33,7 +33,7 @@ class Tracker:
         cells = -(-n_bytes // grain)
         self.written: Array = np.zeros(cells, np.uint64)
         self.read: Array = np.zeros(cells, np.uint64)
-        self.combined: Array = np.zeros(cells, np.uint64)
+        self.combined: Array | None = None
 
     def cells(self, offsets: Array, n_bytes: int) -> Array:
         """The cells of each access, one row for each."""
@@ -98,11 +98,16 @@ class Tracker:
 
     def combine(self, launch: int, offsets: Array, n_bytes: int) -> None:
         """Remembers an atomic access, which races with no other."""
+        if self.combined is None:
+            self.combined = np.zeros(self.written.size, np.uint64)
         self.combined[self.cells(offsets, n_bytes)] = np.uint64(launch << LAUNCH)
 
     def touched(self, launch: int, part: slice) -> tuple[Array, Array]:
         """Which cells of a part of the arena the launch loaded and stored."""
         cells = slice(part.start // self.grain, -(-part.stop // self.grain))
         base = np.uint64(launch << LAUNCH)
-        combined = self.combined[cells] >= base
-        return (self.read[cells] >= base) | combined, (self.written[cells] >= base) | combined
+        loaded, stored = self.read[cells] >= base, self.written[cells] >= base
+        if self.combined is not None:
+            combined = self.combined[cells] >= base
+            return loaded | combined, stored | combined
+        return loaded, stored

@@ -12,6 +12,8 @@ from tests.simulator.form import Action, Form
 from tests.simulator.machine import Machine
 from tests.simulator.threads import WARP, Threads
 
+LANES = np.arange(WARP)
+
 
 def required(machine: Machine, threads: Threads, mask: Any, what: str) -> None:
     """Notes it when a lane that the mask names is not here, or one that is here is not named."""
@@ -47,6 +49,10 @@ def source_lane(mode: str, lane: Array, by: Any, control: Any) -> tuple[Array, A
     return np.where(inside, lanes, lane), np.asarray(inside)
 
 
+def same(value: Any) -> bool:
+    return bool(np.min(value) == np.max(value))
+
+
 def shuffle(form: Form) -> Action:
     mode = form.one_of("up", "down", "bfly", "idx")
     put, put_inside = form.two_targets()
@@ -54,16 +60,16 @@ def shuffle(form: Form) -> Action:
     mask = form.source(4, "u32")
 
     def run(machine: Machine, threads: Threads) -> None:
-        lane = machine.lane[threads.pick]
         required(machine, threads, mask(machine, threads), "shfl.sync's mask")
-        lanes, inside = source_lane(
-            mode, lane, by(machine, threads).astype(np.int64), control(machine, threads).astype(np.int64)
-        )
         value = machine.spread(x(machine, threads), threads)
-        if threads is machine.all or threads.whole_warps:
-            first = np.arange(threads.count) - lane
-            moved = value[first + lanes]
+        distance, bounds = by(machine, threads), control(machine, threads)
+        if threads.whole_warps and same(distance) and same(bounds):
+            lanes, inside = source_lane(mode, LANES, int(np.min(distance)), int(np.min(bounds)))
+            moved = value.reshape(-1, WARP)[:, lanes].reshape(-1)
+            inside = np.tile(inside, threads.count // WARP)
         else:
+            lane = machine.lane[threads.pick]
+            lanes, inside = source_lane(mode, lane, distance.astype(np.int64), bounds.astype(np.int64))
             moved = gather(machine, threads, value, threads.indices - lane + lanes)
         put(machine, threads, moved)
         if put_inside:
