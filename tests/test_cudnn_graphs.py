@@ -14,12 +14,12 @@ from sexpgpu.cuda.cudnn_graph import MatMul, OperationGraph, Reduction, operands
 from sexpgpu.cuda.cudnn_graphs import (
     BACKWARD,
     FORWARD,
-    Epilogue,
     attention,
     product,
     why_not_attention,
     why_not_product,
 )
+from sexpgpu.cuda.epilogue import Epilogue
 from sexpgpu.ir.evaluate import evaluate_graph
 from sexpgpu.ir.graph import Graph
 from sexpgpu.passes.attention import COTANGENT, LSE, OUT

@@ -14,8 +14,9 @@ import pytest
 from sexpgpu.cuda import cudnn
 from sexpgpu.cuda.cards import CARDS
 from sexpgpu.cuda.cudnn_graph import MatMul, Operation, OperationGraph, Pointwise, Reduction, Tensor
-from sexpgpu.cuda.cudnn_graphs import Epilogue, attention, product
+from sexpgpu.cuda.cudnn_graphs import attention, product
 from sexpgpu.cuda.cudnn_plans import reasons_in
+from sexpgpu.cuda.epilogue import Epilogue
 from sexpgpu.cuda.library import CUDNN, find
 from sexpgpu.plan.kernel import Attention, Matrix, Place, Product
 from tests.attending import Case

@@ -13,6 +13,7 @@ from math import inf
 from typing import Literal
 
 from sexpgpu.cuda.cudnn_graph import ALIGNMENT_BYTES, Drawing, OperationGraph, Tensor
+from sexpgpu.cuda.epilogue import Epilogue
 from sexpgpu.plan.kernel import Access, Attention, Matrix, Place, Product
 
 SIZE_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
@@ -20,19 +21,10 @@ SIZE_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 FORWARD = ("q", "k", "v"), ("out", "lse")
 BACKWARD = ("q", "k", "v", "out", "lse", "dout"), ("dq", "dk", "dv")
 
-Activation = Literal["", "gelu", "gelu-tanh"]
 _MODES: dict[str, Literal["GELU_FWD", "GELU_APPROX_TANH_FWD"]] = {
     "gelu": "GELU_FWD",
     "gelu-tanh": "GELU_APPROX_TANH_FWD",
 }
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """What follows a product: `bias`, one a column of the result, in the result's dtype; then the activation."""
-
-    bias: Place | None = None
-    activation: Activation = ""
 
 
 def why_not_attention(launch: Attention, dtype: str) -> str:

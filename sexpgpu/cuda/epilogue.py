@@ -1,0 +1,22 @@
+"""What a library may do to a product's result before it is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sexpgpu.plan.kernel import Place
+
+# `gelu` is by erf.
+Activation = Literal["", "gelu", "gelu-tanh"]
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """`bias`: one number a column of the result, in the result's dtype, is added; then the activation."""
+
+    bias: Place | None = None
+    activation: Activation = ""
+
+
+NO_EPILOGUE = Epilogue()
