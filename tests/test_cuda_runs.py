@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sexpgpu
 from sexpgpu.api import load
 from sexpgpu.cli import main as cli
 from sexpgpu.device import choose
+from sexpgpu.errors import Error
 from tests.fake_cuda import A100, H100, T4, FakeCuda, Figures
 from tests.fake_cuda.order import Order
 from tests.on_fake_cuda import install, nothing_wrong, settings_in
@@ -137,6 +139,52 @@ def test_where_memory_was_full_for_a_moment_a_run_says_so_and_goes_on(
     said = [line for line in err.splitlines() if line.startswith("memory: allocation failed (")]
     assert len(said) == 1 and said[0].endswith("caches released, tried again")
     assert [r["words"] for r in records(tmp_path) if r.get("name") == "device"] == said
+    assert nothing_wrong(driver)
+
+
+def test_times_are_told_for_every_launch_of_the_card(
+    command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver = FakeCuda()
+    install(driver, monkeypatch)
+    code, _, err = command("run", *DIGITS, "--device", "cuda", "--steps", "2", "--timings")
+    assert code == 0, err
+    assert re.search(r"^timings: step 2, ", err, re.M)
+    assert re.search(r"^  linear +digits.sexp:\d+ +product ", err, re.M)
+    (trace,) = (tmp_path / "runs").rglob("trace.json")
+    names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"step 2", "train", "update", "linear"} <= names
+    assert not driver.called["cuStreamBeginCapture_v2"]
+    assert nothing_wrong(driver)
+
+
+def test_bfloat16_trains_on_the_simulated_card_as_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeCuda(order=9)
+    install(driver, monkeypatch)
+    theirs, _, _ = trained("digits", "cpu", precision="bfloat16")
+    ours, _, opened = trained("digits", "cuda", precision="bfloat16")
+    # Products of rounded operands are summed in f32 on both.
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-2)
+    opened.close()
+    assert nothing_wrong(driver)
+
+
+def test_an_index_outside_its_axis_is_told_as_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeCuda()
+    install(driver, monkeypatch)
+    batch = {"x": np.zeros((32, 64), np.float32), "y": np.full(32, 3, np.int32)}
+    batch["y"][7] = 12
+    said = []
+    for kind in ("cpu", "cuda"):
+        trainer = load(EXAMPLES / "digits.sexp", variant="sim").trainer(device=kind, batches=lambda step, part: batch)
+        with pytest.raises(Error) as caught:
+            trainer.step()
+        said.append((caught.value.code, caught.value.message, caught.value.span))
+        trainer._session.device.close()
+    assert said[0] == said[1]
+    assert said[1][:2] == ("E-NUM-002", "index 12 at step 1 is outside an axis of 10")
     assert nothing_wrong(driver)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from sexpgpu.codegen.cuda_emit import cuda_launches
 from sexpgpu.codegen.cuda_source import CudaKernel, CudaLaunch
 from sexpgpu.codegen.sums import ADD, BLOCK, LANES
@@ -57,6 +59,7 @@ def blocks_of(elements: int) -> int:
     return -(-elements // BLOCK)
 
 
+@cache
 def square_sums(elements: int) -> CudaLaunch:
     """Σ x² of every block of buffer 0, into buffer 1 (float64)."""
     grid = -(-blocks_of(elements) // BLOCKS_OF_A_GRID)
@@ -64,6 +67,7 @@ def square_sums(elements: int) -> CudaLaunch:
     return CudaLaunch(kernel, (grid, 1, 1), (Place(0), Place(1), elements))
 
 
+@cache
 def add(elements: int) -> CudaLaunch:
     """Buffer 0 += buffer 1, f32."""
     operands = Access(Place(0), (1,)), Access(Place(1), (1,))

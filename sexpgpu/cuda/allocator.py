@@ -104,6 +104,8 @@ class Arena:
 
     @property
     def address(self) -> int:
+        if not self.size_bytes:
+            return 0
         if self._block is None or self._block.size_bytes < self.size_bytes:
             # Before the larger one is made, so that both are not needed at once.
             self._block = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from sexpgpu.backend import Counter, Lowering, OutOfRange
+from sexpgpu.backend import Call, Counter, Lowering, OutOfRange
 from sexpgpu.codegen.cuda_program import CudaProgram
 from sexpgpu.codegen.numba_indexed import FLAG_BASE
 from sexpgpu.cuda.arguments import prepared
@@ -16,6 +17,7 @@ from sexpgpu.cuda.context import Graph as CapturedGraph
 from sexpgpu.cuda.context import Launch as PreparedLaunch
 from sexpgpu.cuda.engine import Engine
 from sexpgpu.cuda.failure import told
+from sexpgpu.cuda.timed import TimedLaunches
 from sexpgpu.cuda.transfer import Readback, Uploads
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.host import evaluate
@@ -70,10 +72,14 @@ class CudaExecutable:
         self._small = [name for name, (_, t) in self.plan.outputs.items() if 0 < t.size_bytes <= SMALL_BYTES]
         sizes = [self.plan.outputs[name][1].size_bytes for name in self._small]
         self._readback = Readback(engine.context, engine.stream, [*sizes, 16 * len(self.plan.flags)])
-        self._launches: list[PreparedLaunch] = []
-        # Addresses that the launches were made for; none: they are to be made.
-        self._made_for: tuple[int, ...] | None = None
+        # With their numbers in the plan.
+        self._launches: list[tuple[int, PreparedLaunch]] = []
+        # Where every buffer was when the launches were made, the workspace last; and what this depends on.
+        self._places: tuple[int, ...] = ()
+        self._made_for: tuple[int, ...] = ()
+        self._bindings = 0
         self._captured: CapturedGraph | None = None
+        self._timed: TimedLaunches | None = None
         engine.allocator.caches.append(self._forget_graph)
         self._write_positions()
 
@@ -122,12 +128,11 @@ class CudaExecutable:
         fits = memory.type.dtype == type_.dtype and memory.type.shape == type_.shape
         assert fits, f"{name}: {memory.type} where {type_} is needed"
         self._bound[name] = memory
+        self._bindings += 1
 
     def _addresses(self) -> tuple[int, ...]:
-        """Where every buffer is now; windows are nowhere yet. The arena's place is asked for first, as asking for it may
-        move it."""
-        arena = self.engine.arena.address if self.engine.arena.size_bytes else 0
-        workspace = self.engine.workspace.address if self.engine.workspace.size_bytes else 0
+        """Where every buffer is now; windows are nowhere yet."""
+        arena, workspace = self.engine.arena.address, self.engine.workspace.address
         found = []
         for number, buffer in enumerate(self.plan.buffers):
             if buffer.kind == "arena":
@@ -146,20 +151,40 @@ class CudaExecutable:
 
     @told
     def run(self, hosts: Mapping[str, float], counter: Counter) -> None:
-        addresses = self._addresses()
+        begin_ns = time.perf_counter_ns()
+        fresh = self._place_buffers()
         self._write_call(hosts, counter)
-        if addresses != self._made_for:
-            self._forget_graph()
-            self._made_for = addresses
-            self._launches = list(self._prepare(self.plan.launches, 0, list(addresses)))
+        if self.engine.calls is not None:
+            events = self._run_timed()
+            self._read_back()
+            self.engine.calls.append(Call(self, begin_ns, time.perf_counter_ns(), events))
+            return
+        if fresh:
             self._launch_all()
-        else:
+        elif self._launches:
             # The first call has shown that everything runs.
-            if self._captured is None and self._launches:
+            if self._captured is None:
                 self._captured = self.engine.stream.captured(self._launch_all)
-            if self._captured is not None:
-                self._captured.launch(self.engine.stream)
-        self._read_back(addresses)
+            self._captured.launch(self.engine.stream)
+        self._read_back()
+
+    def _place_buffers(self) -> bool:
+        """Makes the launches anew where a buffer has another place than at the last call; whether they were made."""
+        # Asking where they are may move them.
+        _ = self.engine.arena.address, self.engine.workspace.address
+        made_for = (self.engine.arena.moved, self.engine.workspace.moved, self._bindings)
+        if made_for == self._made_for:
+            return False
+        self._forget_launches()
+        self._places = self._addresses()
+        self._launches = list(self._prepare(self.plan.launches, 0, list(self._places)))
+        self._made_for = made_for
+        return True
+
+    def _run_timed(self) -> Array:
+        if self._timed is None:
+            self._timed = TimedLaunches(self.engine.context, self.engine.stream, self._launches)
+        return self._timed.run()
 
     def _write_call(self, hosts: Mapping[str, float], counter: Counter) -> None:
         """Host scalars and the draws' counter; flags are zeros."""
@@ -172,14 +197,18 @@ class CudaExecutable:
             self._uploads.upload(self._block.address, self._host)
 
     def _launch_all(self) -> None:
-        for launch in self._launches:
+        for _, launch in self._launches:
             launch.run(self.engine.stream)
 
-    def _prepare(self, launches: Iterable[Launch], number: int, addresses: list[int]) -> Iterator[PreparedLaunch]:
+    def _prepare(
+        self, launches: Iterable[Launch], number: int, addresses: list[int]
+    ) -> Iterator[tuple[int, PreparedLaunch]]:
         """The launches with their parameters, those of loops once for every iteration, the first of them having `number`."""
         for launch in launches:
             if not isinstance(launch, Loop):
-                yield from self._prepare_one(number, self._address_in(addresses))
+                for made in self.program.launches[number]:
+                    kernel = self._kernels[made.kernel.name]
+                    yield number, prepared(kernel, made, self._address_in(addresses), self._places[-1])
                 number += 1
                 continue
             for position in reversed(range(launch.length)) if launch.reverse else range(launch.length):
@@ -191,14 +220,16 @@ class CudaExecutable:
                 yield from self._prepare(launch.launches, number, addresses)
             number += sum(1 for _ in flattened((launch,)))
 
-    def _prepare_one(self, number: int, address: Callable[[Place], int]) -> Iterator[PreparedLaunch]:
-        assert self._made_for is not None
-        for made in self.program.launches[number]:
-            yield prepared(self._kernels[made.kernel.name], made, address, self._made_for[-1])
-
     @staticmethod
     def _address_in(addresses: list[int]) -> Callable[[Place], int]:
         return lambda place: addresses[place.buffer] + place.offset
+
+    def _forget_launches(self) -> None:
+        self._forget_graph()
+        if self._timed is not None:
+            self._timed.close()
+            self._timed = None
+        self._made_for, self._launches = (), []
 
     def _forget_graph(self) -> None:
         if self._captured is not None:
@@ -207,10 +238,10 @@ class CudaExecutable:
 
     # Results.
 
-    def _read_back(self, addresses: tuple[int, ...]) -> None:
+    def _read_back(self) -> None:
         places = [self.plan.outputs[name][0] for name in self._small]
         flags = [place for place, _ in self.plan.flags[:1]] or [Place(0)]
-        self._readback.take([addresses[place.buffer] + place.offset for place in (*places, *flags)])
+        self._readback.take([self._places[place.buffer] + place.offset for place in (*places, *flags)])
 
     @told
     def output(self, name: str) -> Array:
@@ -221,8 +252,8 @@ class CudaExecutable:
             return small.reshape(type_.shape)
         made: Array = np.empty(type_.shape, dtype)
         if made.nbytes:
-            assert self._made_for is not None, "no call was made"
-            self.engine.download(self._made_for[place.buffer] + place.offset, made)
+            assert self._made_for, "no call was made"
+            self.engine.download(self._places[place.buffer] + place.offset, made)
         return made
 
     @told

@@ -28,7 +28,10 @@ def step_cost(session: Session) -> Cost:
 
 
 def too_large_for_cpu(session: Session) -> bool:
-    """Whether three steps take more than ten minutes on this CPU, or more memory than there is."""
+    """Whether three steps take more than ten minutes on this CPU, or more memory than there is; never where it is not
+    the device."""
+    if session.device.kind != "cpu":
+        return False
     seconds = cpu_seconds(3 * step_cost(session).flops, session.settings.threads)
     return seconds > LONG_SECONDS or session.memory.planned > session.device.free_bytes()
 
