@@ -10,7 +10,7 @@ import pytest
 from sexpgpu.codegen import cuda_product
 from sexpgpu.codegen.cuda_emit import cuda_launches
 from sexpgpu.codegen.cuda_product import Entries, entries_of
-from sexpgpu.codegen.cuda_product_choice import TILES, Choice, Tile, choose
+from sexpgpu.codegen.cuda_product_choice import TENSOR_TILES, TILES, Choice, TensorTile, Tile, choose
 from sexpgpu.ir.types import TensorType
 from sexpgpu.ops.pointwise import numpy_dtype
 from sexpgpu.plan.kernel import Buffer, Loops, Matrix, Place, Plan, Product
@@ -89,7 +89,7 @@ def check(
     return made
 
 
-def takes(monkeypatch: pytest.MonkeyPatch, tile: Tile, parts: int = 1) -> None:
+def takes(monkeypatch: pytest.MonkeyPatch, tile: Tile | TensorTile, parts: int = 1) -> None:
     """Products take this tile, whatever their sizes, and so many parts of whole pieces."""
 
     def chosen(launch: Product) -> Choice:
@@ -99,24 +99,40 @@ def takes(monkeypatch: pytest.MonkeyPatch, tile: Tile, parts: int = 1) -> None:
     monkeypatch.setattr(cuda_product, "choose", chosen)
 
 
+def named(tile: Tile | TensorTile) -> str:
+    return f"{tile.rows}x{tile.columns}"
+
+
 @pytest.mark.parametrize("turned", TURNED, ids=ORDERS)
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.columns}")
+@pytest.mark.parametrize("tile", TILES, ids=named)
 def test_every_tile_takes_every_order_and_tail(
     monkeypatch: pytest.MonkeyPatch, tile: Tile, turned: tuple[bool, bool]
 ) -> None:
     takes(monkeypatch, tile)
     rows, columns, depth = tile.rows, tile.columns, tile.depth
-    check((rows, columns, depth), turned)
-    check((rows - 4, columns + 4, 2 * depth + 4), turned, accumulate=True, spare=4)
+    check((rows - 4, columns + 4, 2 * depth + 4), turned, spare=4)
     check((rows + 1, columns - 1, depth + 1), turned, accumulate=True, spare=3)
+
+
+@pytest.mark.parametrize("turned", TURNED, ids=ORDERS)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("tile", TENSOR_TILES, ids=named)
+def test_tensor_cores_take_every_order_and_tail(
+    monkeypatch: pytest.MonkeyPatch, tile: TensorTile, dtype: str, turned: tuple[bool, bool]
+) -> None:
+    takes(monkeypatch, tile)
+    rows, columns, depth = tile.rows, tile.columns, tile.depth
+    # As many pieces as have their turn in shared memory twice, and one that ends early.
+    check((rows - 8, columns + 8, 2 * tile.stages * depth + 8), turned, dtype, spare=8, result="f32")
+    check((rows + 1, columns - 1, depth + 1), turned, dtype, accumulate=True, spare=3)
 
 
 @pytest.mark.parametrize("size", (1, 2, 7, 8, 31, 32, 33, 63, 64, 65, 127, 128, 129))
 def test_every_size_of_each_axis(size: int) -> None:
-    for turned in TURNED:
-        check((size, 5, 3), turned)
-        check((5, size, 3), turned)
-        check((3, 5, size), turned)
+    for dtype in ("f32", "bf16"):
+        check((size, 5, 3), (False, False), dtype)
+        check((5, size, 3), (False, True), dtype)
+        check((3, 5, size), (True, False), dtype)
 
 
 def test_without_steps_the_product_is_zero() -> None:
@@ -139,11 +155,9 @@ def test_integers_wrap(dtype: str, turned: tuple[bool, bool]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
-@pytest.mark.parametrize("turned", TURNED, ids=ORDERS)
-def test_narrow_floats_are_summed_in_f32_and_rounded_once(dtype: str, turned: tuple[bool, bool]) -> None:
-    check((33, 35, 41), turned, dtype)
-    check((36, 40, 48), turned, dtype, accumulate=True, count=2)
-    check((36, 40, 48), turned, dtype, result="f32", spare=8)
+def test_narrow_floats_are_summed_in_f32_and_rounded_once(dtype: str) -> None:
+    check((33, 40, 1000), (False, True), dtype, count=2)
+    check((33, 40, 1000), (False, True), dtype, count=2, result="f32")
 
 
 def test_a_batch_shares_an_operand_that_is_broadcast() -> None:
@@ -179,7 +193,8 @@ def test_parts_of_a_sum_are_joined(monkeypatch: pytest.MonkeyPatch, count: int, 
     takes(monkeypatch, TILES[2], 3)
     made = check((33, 35, 77), (True, False), count=count, accumulate=adds, spare=1)
     assert len(made.outcomes) == 2
-    check((33, 36, 80), (True, False), "bf16", count=count, accumulate=adds)
+    takes(monkeypatch, TENSOR_TILES[1], 3)
+    check((33, 36, 272), (True, False), "bf16", count=count, accumulate=adds)
 
 
 def test_few_results_of_long_sums_are_cut_into_parts() -> None:
@@ -198,7 +213,7 @@ def places_of(loops: Loops) -> Any:
 
 LOOPED = [
     # The windows of a convolution by 3 × 3 of 2 images of 10 × 12; steps of the sum: channels and the window.
-    (((9, 18), (1, 0)), (((2, 120), (3, 12), (3, 1)), ((8, 12), (10, 1)))),
+    ((((9, 18),), ((18, 1),)), (((2, 120), (3, 12), (3, 1)), ((8, 12), (10, 1)))),
     # Its weight's gradient: both operands are looped along the sum, the windows also along columns.
     ((((4, 1),), ((2, 400), (40, 4))), (((8, 12), (10, 1)), ((2, 120), (3, 12), (3, 1)))),
     # Packs of four within the innermost loop.
@@ -208,18 +223,17 @@ LOOPED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("dtype, adds", [("f32", False), ("f32", True), ("bf16", False)])
 @pytest.mark.parametrize("of_a, of_b", LOOPED, ids=["windows", "gradient", "packs", "apart"])
-def test_rows_and_columns_follow_loops(of_a: Any, of_b: Any, adds: bool) -> None:
-    if of_a == ((9, 18), (1, 0)):
-        of_a = (((9, 18),), ((18, 1),))
+def test_rows_and_columns_follow_loops(of_a: Any, of_b: Any, dtype: str, adds: bool) -> None:
     m, n, k = (len(places_of(loops)) for loops in (of_a[0], of_b[1], of_a[1]))
     indices = [places_of(rows)[:, None] + places_of(columns) for rows, columns in (of_a, of_b)]
-    a, b = (RNG.normal(size=(2, index.max() + 4 & ~3)).astype(np.float32) for index in indices)
-    c = RNG.normal(size=(2, m, n)).astype(np.float32)
+    # The second entry begins where packs may begin.
+    a, b = (RNG.normal(size=(2, index.max() // 8 * 8 + 8)).astype(numpy_dtype(dtype)) for index in indices)
+    c = RNG.normal(size=(2, m, n)).astype(numpy_dtype(dtype))
     before = c.copy() if adds else np.zeros_like(c)
     matrices = [matrix(p, loops, x.shape[1]) for p, (loops, x) in enumerate(((of_a, a), (of_b, b)))]
-    launch = Product("f32", m, n, k, *matrices, Matrix(Place(2), n, 1, (0, m * n)), accumulate=adds)
+    launch = Product(dtype, m, n, k, *matrices, Matrix(Place(2), n, 1, (0, m * n)), accumulate=adds)
     simulate(launch, [a, b, c])
     agree(launch, a[:, indices[0]], b[:, indices[1]], before, c)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sexpgpu.codegen import cuda_product_tensor
 from sexpgpu.codegen.cuda_operands import PACK_BYTES, Alignment
-from sexpgpu.codegen.cuda_product_choice import Choice, Tile, choose
+from sexpgpu.codegen.cuda_product_choice import Choice, TensorTile, choose
 from sexpgpu.codegen.cuda_product_tiles import FUNCTIONS, JOIN_FUNCTIONS, NAMESPACE
 from sexpgpu.codegen.cuda_source import MEMORY_TYPES, CudaLaunch, CudaText, Scratch
 from sexpgpu.ir.types import SIZES
@@ -52,7 +53,8 @@ def _loops(loops: Loops, size: int, step: int) -> Loops:
     return ((1, 0),) * (FEW_LOOPS - len(made)) + made if len(made) > 1 else made
 
 
-def operand_of(launch: Product, name: str, alignment: Alignment) -> Operand:
+def operand_of(launch: Product, name: str, width: int, alignment: Alignment) -> Operand:
+    """How it lies; it moves in packs of `width` where they are whole and aligned, else element by element."""
     if name == "a":
         matrix = launch.a
         side = _loops(matrix.rows, launch.m, matrix.row)
@@ -64,16 +66,12 @@ def operand_of(launch: Product, name: str, alignment: Alignment) -> Operand:
     # Threads read neighbours, or what is nearest.
     along_sum = (steps[-1][1], -steps[-1][0]) < (side[-1][1], -side[-1][0])
     fast, slow = (steps, side) if along_sum else (side, steps)
-    width = 4
-    while not _moves(matrix, fast, slow, width, SIZES[launch.dtype], alignment):
-        width = 1
-    return Operand(name, side, steps, along_sum, width)
+    packs = _moves(matrix, fast, slow, width, SIZES[launch.dtype], alignment)
+    return Operand(name, side, steps, along_sum, width if packs else 1)
 
 
 def _moves(matrix: Matrix, fast: Loops, slow: Loops, width: int, item: int, alignment: Alignment) -> bool:
     """Whether packs of `width` along the fast loops are whole and aligned."""
-    if width == 1:
-        return True
     (size, step), others = fast[-1], (*fast[:-1], *slow)
     return (
         width * item <= PACK_BYTES
@@ -119,29 +117,38 @@ class _Tiled:
 
     def __init__(self, launch: Product, alignment: Alignment, choice: Choice) -> None:
         self.launch, self.choice, self.tile = launch, choice, choice.tile
-        self.operands = [operand_of(launch, name, alignment) for name in "ab"]
+        self.tensor = isinstance(choice.tile, TensorTile)
+        self.operands = [operand_of(launch, name, 8 if self.tensor else 4, alignment) for name in "ab"]
         # Left alone, ptxas may prefer more blocks and spill a few registers. Operands that are moved element by element
         # take more of them than the largest tile leaves.
-        crowded = choice.tile.threads == THREADS_TO_HOLD // 2 and any(operand.width == 1 for operand in self.operands)
+        crowded = (self.tensor or choice.tile.threads == THREADS_TO_HOLD // 2) and any(
+            operand.width == 1 for operand in self.operands
+        )
         blocks = 1 if crowded else THREADS_TO_HOLD // choice.tile.threads
         self.text = CudaText("product", choice.tile.threads, blocks=blocks)
+        self.space = "tensor::" if self.tensor else ""
         self.count = len(launch.c.starts)
         self.shared = choice.parts > 1
-        item = SIZES[launch.c_dtype]
-        steps = (launch.c.row, *(start - launch.c.starts[0] for start in launch.c.starts))
-        wide = launch.n % 4 == 0 and 4 * item <= PACK_BYTES
-        even = self.shared or (all(s % 4 == 0 for s in steps) and alignment(_first(launch.c, item)) % (4 * item) == 0)
-        self.c_width = 4 if wide and even else 1
+        self.c_width = self._c_width(alignment)
+
+    def _c_width(self, alignment: Alignment) -> int:
+        """How many neighbours of c a thread writes at once, of those that it has."""
+        width, c = 2 if self.tensor else 4, self.launch.c
+        item = 4 if self.shared else SIZES[self.launch.c_dtype]
+        steps = () if self.shared else (c.row, *(start - c.starts[0] for start in c.starts))
+        aligned = self.shared or alignment(_first(c, item)) % (width * item) == 0
+        fits = self.launch.n % width == 0 and width * item <= PACK_BYTES
+        return width if aligned and fits and all(step % width == 0 for step in steps) else 1
 
     def write(self) -> CudaLaunch:
         launch, text = self.launch, self.text
-        for function in FUNCTIONS:
+        for function in cuda_product_tensor.FUNCTIONS if self.tensor else FUNCTIONS:
             text.call(function)
         self._pointers()
         for name in "mnk":
             text.parameter(f"long long {name}", getattr(launch, name))
         text.add(f"using namespace {NAMESPACE};")
-        text.add(f"using T = {_spell(self.tile)};")
+        text.add(f"using T = {self.space}{self.tile.text};")
         text.add("const Part part = part_of_block<T>((int)m, (int)n);")
         self._entry()
         for operand in self.operands:
@@ -152,7 +159,20 @@ class _Tiled:
         workspace = self.choice.parts * self.count * launch.m * launch.n * 4 if self.shared else 0
         grid = (down * along * self.count, self.choice.parts, 1)
         note = f"the sum is cut into {self.choice.parts} parts, which are added afterwards" if self.shared else ""
-        return CudaLaunch(kernel, grid, tuple(text.arguments), workspace_bytes=workspace, note=note)
+        return CudaLaunch(
+            kernel, grid, tuple(text.arguments), shared_bytes=self._shared_bytes(), workspace_bytes=workspace, note=note
+        )
+
+    def _shared_bytes(self) -> int:
+        """What a block's pieces of narrow operands take; those of others are in the text."""
+        tile = self.tile
+        if not isinstance(tile, TensorTile):
+            return 0
+        a, b = self.operands
+        return sum(
+            2 * tile.stages * (side * (tile.depth + 8) if operand.along_sum else tile.depth * (side + 8))
+            for side, operand in ((tile.rows, a), (tile.columns, b))
+        )
 
     def _comment(self) -> list[str]:
         tile = self.tile
@@ -231,15 +251,10 @@ class _Tiled:
             text.parameter("long long part_steps", self.choice.part_steps)
             text.add("c += (blockIdx.y * entries + part.entry) * m * n;")
             text.add("const int first = blockIdx.y * (int)part_steps, end = min(first + (int)part_steps, (int)k);")
-            text.add(f"product<{options}>(of_a, of_b, c, n, part, first, end);")
+            text.add(f"{self.space}product<{options}>(of_a, of_b, c, n, part, first, end);")
         else:
             text.parameter("long long c_row", launch.c.row)
-            text.add(f"product<{options}>(of_a, of_b, c, c_row, part, 0, (int)k);")
-
-
-def _spell(tile: Tile) -> str:
-    numbers = (tile.rows, tile.columns, tile.depth, tile.high, tile.wide, tile.lanes)
-    return f"Tile<{', '.join(map(str, numbers))}>"
+            text.add(f"{self.space}product<{options}>(of_a, of_b, c, c_row, part, 0, (int)k);")
 
 
 def _join(launch: Product, choice: Choice) -> CudaLaunch:

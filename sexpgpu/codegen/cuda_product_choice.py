@@ -25,6 +25,33 @@ class Tile:
     def threads(self) -> int:
         return self.rows * self.columns // (self.high * self.wide)
 
+    @property
+    def text(self) -> str:
+        numbers = (self.rows, self.columns, self.depth, self.high, self.wide, self.lanes)
+        return f"Tile<{', '.join(map(str, numbers))}>"
+
+
+@dataclass(frozen=True)
+class TensorTile:
+    """A block's rows and columns of c and its steps at a time; its warps down and across; pieces in shared memory."""
+
+    rows: int
+    columns: int
+    depth: int
+    down: int
+    across: int
+    stages: int
+    speed: float
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.down * self.across
+
+    @property
+    def text(self) -> str:
+        numbers = (self.rows, self.columns, self.depth, self.down, self.across, self.stages)
+        return f"TensorTile<{', '.join(map(str, numbers))}>"
+
 
 TILES = (
     Tile(128, 128, 8, 8, 8, 8, 0.85),
@@ -32,6 +59,11 @@ TILES = (
     Tile(32, 32, 8, 4, 4, 8, 0.45),
     Tile(16, 128, 8, 4, 4, 8, 0.45),
     Tile(128, 16, 8, 4, 4, 4, 0.45),
+)
+# Tensor cores do 16 times as much as the others; mma.sync reaches half of that.
+TENSOR_TILES = (
+    TensorTile(128, 128, 32, 2, 4, 3, 8.0),
+    TensorTile(64, 64, 32, 2, 2, 3, 5.0),
 )
 # Integers are rare: one tile, of few registers.
 OF_INTEGERS = TILES[2]
@@ -48,7 +80,7 @@ MOST_PARTS, LEAST_STEPS = 64, 256
 class Choice:
     """`parts` of the sum, each of `part_steps` steps (the last of what is left)."""
 
-    tile: Tile
+    tile: Tile | TensorTile
     parts: int
     part_steps: int
 
@@ -57,11 +89,12 @@ def choose(launch: Product) -> Choice:
     """The cheapest way."""
     if launch.dtype not in FLOATS:
         return Choice(OF_INTEGERS, 1, launch.k)
-    ways = [Choice(tile, *cut) for tile in TILES for cut in _cuts(tile, launch.k)]
+    tiles = TILES if launch.dtype == "f32" else TENSOR_TILES
+    ways = [Choice(tile, *cut) for tile in tiles for cut in _cuts(tile, launch.k)]
     return min(ways, key=lambda way: _cost(way, launch))
 
 
-def _cuts(tile: Tile, k: int) -> list[tuple[int, int]]:
+def _cuts(tile: Tile | TensorTile, k: int) -> list[tuple[int, int]]:
     """(parts, steps of each), every part of whole pieces of the tile's depth."""
     made = [(1, k)]
     parts = 2

@@ -28,7 +28,7 @@ template <int R> struct Loops {
 template <class T, int WIDTH, bool ALONG_SUM, int OF_SIDE, int OF_STEPS> struct Matrix {
     using Element = T;
     static constexpr int W = WIDTH;
-    static constexpr bool along_sum = ALONG_SUM, has_loops = OF_STEPS > 1;
+    static constexpr bool along_sum = ALONG_SUM, has_loops = OF_STEPS > 1, side_has_loops = OF_SIDE > 1;
     const T* from;
     int size;
     Loops<OF_SIDE> side;
@@ -75,6 +75,21 @@ __device__ __forceinline__ float multiply_add(float a, float b, float c) { retur
 template <class S> __device__ __forceinline__ S multiply_add(S a, S b, S c) { return a * b + c; }
 """
 
+PARTS = """\
+// Which part of a product a block computes. Tiles follow each other down groups of 8 rows of tiles, so that the blocks
+// that run at the same time read the same pieces of a and b.
+struct Part {
+    int entry, row, column;
+};
+template <class T> __device__ __forceinline__ Part part_of_block(int m, int n)
+{
+    const unsigned down = (m + T::ROWS - 1) / T::ROWS, along = (n + T::COLUMNS - 1) / T::COLUMNS;
+    const unsigned entry = blockIdx.x / (down * along), tile = blockIdx.x % (down * along);
+    const unsigned group = tile / (8 * along), within = tile % (8 * along), high = min(8u, down - 8 * group);
+    return {(int)entry, (int)(8 * group + within % high) * T::ROWS, (int)(within / high) * T::COLUMNS};
+}
+"""
+
 PIECES = """\
 // A piece of an operand, SIDE × DEPTH from (side0, step0) on, on its way from memory through registers to shared memory,
 // where it lies [DEPTH][SIDE + 4]: the threads of a warp then write to different banks in either direction.
@@ -85,15 +100,19 @@ template <class D, class M, int SIDE, int DEPTH, int THREADS> struct Piece {
     // Lanes of a warp that are neighbours along the sum: 8 elements, a sector of f32.
     static constexpr int LANES = M::along_sum ? (DEPTH < 8 ? DEPTH : 8) / W : 1;
     Pack<W, typename M::Element> held[COUNT];
-    long long of_side[COUNT];
+    // Where packs are along the side: each one's place where loops lead there.
+    long long of_side[M::side_has_loops ? COUNT : 1];
     int begin;
 
     // The thread's r-th pack: its first one's place, and a constant distance from there.
     static __device__ __forceinline__ int side(int r)
     {
         const int pack = threadIdx.x;
-        return M::along_sum ? pack / LANES % SIDE + r * THREADS / LANES % SIDE
-                            : (pack % (SIDE / W) + r * THREADS % (SIDE / W)) * W;
+        return (M::along_sum ? pack / LANES % SIDE : pack % (SIDE / W) * W) + side_apart(r);
+    }
+    static __device__ __forceinline__ constexpr int side_apart(int r)
+    {
+        return M::along_sum ? r * THREADS / LANES % SIDE : r * THREADS % (SIDE / W) * W;
     }
     static __device__ __forceinline__ int step(int r)
     {
@@ -108,7 +127,11 @@ template <class D, class M, int SIDE, int DEPTH, int THREADS> struct Piece {
     {
         begin = side0;
         #pragma unroll
-        for (int r = 0; r < COUNT; ++r) of_side[r] = matrix.side.at(side0 + side(r));
+        for (int r = 0; r < sizeof(of_side) / 8; ++r) of_side[r] = matrix.side.at(side0 + side(r));
+    }
+    __device__ __forceinline__ long long from_side(const M& matrix, int r) const
+    {
+        return M::side_has_loops ? of_side[r] : of_side[0] + (long long)side_apart(r) * matrix.side.step[0];
     }
     // What is beyond the operand's end is zero.
     __device__ __forceinline__ void load(const M& matrix, const long long* table, int step0, int end)
@@ -118,7 +141,7 @@ template <class D, class M, int SIDE, int DEPTH, int THREADS> struct Piece {
             const int j = step(r);
             held[r] = {};
             if (has(r) && begin + side(r) < matrix.size && step0 + j < end)
-                held[r] = take<W>(matrix.from + of_side[r] + matrix.at(table, step0, j));
+                held[r] = take<W>(matrix.from + from_side(matrix, r) + matrix.at(table, step0, j));
         }
     }
     __device__ __forceinline__ void store(S* shared) const
@@ -151,19 +174,6 @@ template <int ROWS_, int COLUMNS_, int DEPTH_, int HIGH_, int WIDE_, int LANES_X
     static constexpr int UNROLLED = HIGH * WIDE >= 64 ? 2 : DEPTH;
     static constexpr int WARP_ROWS = LANES_Y * HIGH, WARP_COLUMNS = LANES_X * WIDE;
 };
-
-// Which part of a product a block computes. Tiles follow each other down groups of 8 rows of tiles, so that the blocks
-// that run at the same time read the same pieces of a and b.
-struct Part {
-    int entry, row, column;
-};
-template <class T> __device__ __forceinline__ Part part_of_block(int m, int n)
-{
-    const unsigned down = (m + T::ROWS - 1) / T::ROWS, along = (n + T::COLUMNS - 1) / T::COLUMNS;
-    const unsigned entry = blockIdx.x / (down * along), tile = blockIdx.x % (down * along);
-    const unsigned group = tile / (8 * along), within = tile % (8 * along), high = min(8u, down - 8 * group);
-    return {(int)entry, (int)(8 * group + within % high) * T::ROWS, (int)(within / high) * T::COLUMNS};
-}
 
 // c (m × n, neighbours along n) = a · b over the steps from `first` to `end`, added to what c holds where ADDS.
 // TD, CD: what elements of a and b, and of c, are; CW: how many of c are written at once.
@@ -267,9 +277,10 @@ template <class CD, bool ADDS, class C> __device__ __forceinline__ void join_par
 NAMESPACE = "products"
 
 
-def _within(text: str) -> str:
+def within(text: str) -> str:
+    """The text in the namespace of products, whose names are then nobody else's."""
     return f"namespace {NAMESPACE} {{\n{text}}}\n"
 
 
-FUNCTIONS = tuple(map(_within, (OPERANDS, PIECES, TILES)))
-JOIN_FUNCTIONS = tuple(map(_within, (OPERANDS, JOIN)))
+FUNCTIONS = tuple(map(within, (OPERANDS, PARTS, PIECES, TILES)))
+JOIN_FUNCTIONS = tuple(map(within, (OPERANDS, JOIN)))
