@@ -17,7 +17,7 @@ from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.host import evaluate
 from sexpgpu.ops.pointwise import numpy_dtype
 from sexpgpu.plan.build import plan as plan_graph
-from sexpgpu.plan.kernel import Generated, Kernel, Launch, Loop, Place, Plan, Program, flattened, places_of
+from sexpgpu.plan.kernel import Generated, Kernel, Launch, Loop, Place, Plan, Program, flattened
 from sexpgpu.randomness import key_of
 from tests import simulator
 from tests.programs import base_of, launch_plan
@@ -152,9 +152,9 @@ def _bytes_of(traffic: Any, is_cached: bool) -> int:
 
 
 def _shared(launch: Kernel) -> list[Place]:
-    """Operands that the same block does not read alone."""
+    """Operands of generated kernels that the same block does not read alone."""
     if not isinstance(launch, Generated):
-        return list(places_of(launch))
+        return []
     return [
         access.place
         for access in launch.loads

@@ -19,13 +19,14 @@ WIDEST_HEAD = 176
 EXP, LOG = (formula_function(name, ("f32",)) for name in ("k_exp", "k_log"))
 
 
-def _tile(width: int, value_width: int, backward: bool) -> tuple[int, int] | None:
+def tile_of(width: int, value_width: int, backward: bool) -> tuple[int, int]:
+    """Rows and columns of a tile."""
     for rows, columns in TILES:
         floats = (rows + columns) * (width + 1) + columns * (value_width + backward)
         floats += rows * (columns + 1) * (2 if backward else 1) + (rows * (value_width + 1) if backward else 0)
         if 4 * floats <= SHARED_BYTES and not (backward and rows > 32):
             return rows, columns
-    return None
+    raise AssertionError((width, value_width))
 
 
 def emit_attention(launch: Attention) -> tuple[CudaLaunch, ...]:
@@ -43,9 +44,7 @@ class _Writer:
         self.operands: dict[str, Access] = dict(zip(names, (*loads, *launch.stores)))
         if launch.masked:
             self.operands["mask"] = launch.loads[-1]
-        tile = _tile(launch.width, launch.value_width, launch.backward)
-        assert tile is not None, (launch.width, launch.value_width)
-        self.rows, self.columns = tile
+        self.rows, self.columns = tile_of(launch.width, launch.value_width, launch.backward)
         self.sources = launch.batch * launch.heads // launch.group
         # The flags of heads, then the rows' δ.
         self.deltas = Scratch(-(-4 * self.sources // 256) * 256)

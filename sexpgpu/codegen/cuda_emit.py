@@ -14,6 +14,7 @@ from sexpgpu.codegen.cuda_operands import Alignment
 from sexpgpu.codegen.cuda_product import emit_product
 from sexpgpu.codegen.cuda_rows import emit_row
 from sexpgpu.codegen.cuda_source import CudaLaunch
+from sexpgpu.codegen.cuda_traffic import with_factor
 from sexpgpu.codegen.cuda_transpose import emit_transposed
 from sexpgpu.plan.kernel import Generated, Indexed, Kernel, Loop, Place, Plan, Product, flattened
 from sexpgpu.plan.lifetime import ALIGNMENT
@@ -63,6 +64,10 @@ def plan_launches(plan: Plan) -> list[tuple[CudaLaunch, ...]]:
 
 def cuda_launches(launch: Kernel, alignment: Alignment) -> tuple[CudaLaunch, ...]:
     """What runs, one after the other, for one launch of the plan; nothing where there is nothing to compute."""
+    return with_factor(launch, _emit(launch, alignment), alignment)
+
+
+def _emit(launch: Kernel, alignment: Alignment) -> tuple[CudaLaunch, ...]:
     if isinstance(launch, Generated) and launch.program.kind in ("map", "row"):
         if launch.program.kind == "map":
             made = emit_transposed(launch, alignment) or emit_map(launch, alignment)

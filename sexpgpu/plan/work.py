@@ -103,7 +103,9 @@ def _entries(matrix: Matrix) -> int:
 
 
 def _indexed_bytes(launch: Indexed) -> int:
-    """The elements that are moved, read once and written once, and the indices."""
-    moved = launch.outer * (launch.count if launch.inputs[1:] else launch.size) * launch.inner
-    indices = 0 if not launch.index_dtype else launch.count * SIZES[launch.index_dtype]
-    return 2 * moved * SIZES[launch.dtype] + indices
+    """The elements that are moved, read once and written once, where they are added to others these too; the indices."""
+    elements = launch.outer * launch.inner
+    moved = elements * (launch.count if launch.inputs[1:] else launch.size)
+    indices = launch.count * (elements if launch.op in ("gather", "gather_add") else 1)
+    touched = 3 if launch.op in ("gather_add", "scatter_add") else 2
+    return touched * moved * SIZES[launch.dtype] + (indices * SIZES[launch.index_dtype] if launch.index_dtype else 0)
