@@ -88,6 +88,17 @@ def test_division_reciprocal_and_root_are_rounded_correctly(kind: str) -> None:
         assert ((low + middle) / 2) ** 2 <= Fraction(float(a)) <= ((high + middle) / 2) ** 2
 
 
+def test_two_singles_in_a_register_are_rounded_by_themselves() -> None:
+    x, y, z = (samples("f32", 128) for _ in range(3))
+    pairs: dict[str, Any] = {name: ("u64", one.view(np.uint64)) for name, one in zip("xyz", (x, y, z))}
+    alone: dict[str, Any] = {name: ("f32", one) for name, one in zip("xyz", (x, y, z))}
+    for text in ("fma.rn.f32 %d, %x, %y, %z;", "add.rz.f32 %d, %x, %y;", "mul.rn.ftz.f32 %d, %x, %y;"):
+        names = [name for name in "xyz" if f"%{name}" in text]
+        found = evaluate(text.replace("f32", "f32x2"), "u64", **{name: pairs[name] for name in names})
+        wanted = evaluate(text, "f32", **{name: alone[name] for name in names})
+        assert found.tobytes() == wanted.tobytes(), text
+
+
 def bits32(*values: float) -> list[int]:
     return [struct.unpack("<I", struct.pack("<f", value))[0] for value in values]
 
@@ -240,6 +251,17 @@ def test_approximate_functions_keep_to_their_documented_error(name: str, perturb
         relative * np.abs(exact) + absolute if name != "lg2.approx" else np.maximum(relative * np.abs(exact), absolute)
     )
     assert (np.abs(found - exact) <= np.maximum(room, np.spacing(np.abs(exact).astype("f4")) / 2)).all()
+
+
+@pytest.mark.parametrize("mode", ["approx", "full"])
+@pytest.mark.parametrize("perturb", [None, 1])
+def test_an_approximate_division_is_two_ulps_off_at_most(mode: str, perturb: int | None) -> None:
+    x, y = (np.exp(RNG.normal(size=1024)).astype("f4") for _ in range(2))
+    found = evaluate(f"div.{mode}.f32 %d, %x, %y;", "f32", perturb, x=("f32", x), y=("f32", y)).astype("f8")
+    exact = x.astype("f8") / y
+    off = np.abs(found - exact) / np.spacing(exact.astype("f4"))
+    assert off.max() <= (0.5 if perturb is None else 2)
+    assert (off > 0.5).any() == (perturb is not None)
 
 
 @pytest.mark.parametrize("name", APPROXIMATE)

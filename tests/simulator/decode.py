@@ -23,7 +23,11 @@ BUILDERS: dict[str, Callable[[Form], Action]] = {
     **matrix.BUILDERS,
     **copies.BUILDERS,
 }
-BY_TYPE = {**dict.fromkeys(FLOATS, floats.BUILDERS), **dict.fromkeys(HALVES, floats.HALF_BUILDERS)}
+BY_TYPE = {
+    **dict.fromkeys(FLOATS, floats.BUILDERS),
+    **dict.fromkeys(HALVES, floats.HALF_BUILDERS),
+    "f32x2": floats.PAIR_BUILDERS,
+}
 
 
 def decode(kernel: Kernel) -> list[Step]:
@@ -53,7 +57,7 @@ def build(form: Form) -> Action:
         return synchronise_warp
     kind = form.types[-1] if form.types else ""
     builder = BY_TYPE.get(kind, {}).get(opcode)
-    if builder is None and (opcode not in integers.BUILDERS or kind not in (*FLOATS, *HALVES)):
+    if builder is None and (opcode not in integers.BUILDERS or kind not in BY_TYPE):
         builder = BUILDERS.get(opcode)
     known = MODIFIERS.get(opcode)
     try:

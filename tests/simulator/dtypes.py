@@ -19,7 +19,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
         "u4": "b32 u32 f16x2 bf16x2 tf32",
         "i4": "s32",
         "f4": "f32",
-        "u8": "b64 u64",
+        "u8": "b64 u64 f32x2",
         "i8": "s64",
         "f8": "f64",
     }.items()

@@ -172,6 +172,31 @@ BUILDERS: dict[str, Callable[[Form], Action]] = {
 }
 
 
+# Two float32 in one register of 64 bits, each rounded by itself.
+
+
+def single_pair(form: Form) -> Action:
+    functions: dict[str, Callable[..., Any] | None] = {
+        "add": rounded_sum(form.rounding),
+        "mul": rounded_product(form.rounding),
+        "fma": rounded_fma(form.rounding, np.dtype("f4")),
+    }
+    function, flushing = functions[form.instruction.opcode], form.has("ftz")
+    if function is None or form.has("sat"):
+        raise form.unsupported()
+
+    def both(*words: Any) -> Any:
+        given = [np.atleast_1d(np.ascontiguousarray(one)).view(np.float32) for one in words]
+        given = [flush(one) for one in given] if flushing else given
+        value = canonical(function(*given))
+        return np.ascontiguousarray(flush(value) if flushing else value).view(np.uint64)
+
+    return form.elementwise(both)
+
+
+PAIR_BUILDERS: dict[str, Callable[[Form], Action]] = dict.fromkeys(("add", "mul", "fma"), single_pair)
+
+
 # Half precision: operands are widened, the exact result is rounded once.
 
 
