@@ -48,3 +48,10 @@ def rotated(order: Sequence[str], start: int) -> list[str]:
     """From another place on, and round to it."""
     start %= len(order)
     return [*order[start:], *order[:start]]
+
+
+def orders(keys: Sequence[str], count: int) -> list[list[str]]:
+    """In which order each of `count` processes takes the keys. Neighbours meet in the middle of what is theirs: a process
+    that caught up with another would from then on do what the other does at the same time."""
+    ends = [k * len(keys) // count for k in range(count + 1)]
+    return [rotated(keys, ends[k + 1])[::-1] if k % 2 else rotated(keys, ends[k]) for k in range(count)]

@@ -12,6 +12,7 @@ from sexpgpu.codegen.numba_kernel import emit
 from sexpgpu.interp.cache import Cache
 from sexpgpu.interp.flatten import flatten
 from sexpgpu.interp.kernels import load_kernels
+from sexpgpu.processes import orders
 from tests import programs
 
 PROGRAM = """
@@ -100,6 +101,19 @@ def test_a_key_changes_with_the_text(tmp_path: Path) -> None:
 
 def test_what_is_no_elf_object_is_not_flattened() -> None:
     assert flatten(b"not an object") is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_processes_take_every_key_and_begin_with_keys_of_their_own(count: int) -> None:
+    keys = [f"{number:02}" for number in range(40)]
+    made = orders(keys, count)
+    assert len(made) == count and all(sorted(order) == keys for order in made)
+    assert sorted(key for order in made for key in order[: 40 // count]) == keys
+
+
+def test_two_processes_go_towards_each_other() -> None:
+    there, back = orders(["a", "b", "c", "d", "e"], 2)
+    assert there == ["a", "b", "c", "d", "e"] and back == ["e", "d", "c", "b", "a"]
 
 
 def test_several_kernels_are_shared_with_helpers(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sexpgpu.interp.loading import target_machine
@@ -59,8 +60,9 @@ def optimise(text: str, machine: Any) -> Any:
     return module
 
 
+@cache
 def _frontend() -> Frontend:
-    """Numba is imported where a kernel is written for it."""
+    """Made once a process; Numba is imported where a kernel is written for it."""
     from sexpgpu.interp.frontend import Frontend
 
     return Frontend()
@@ -79,14 +81,12 @@ def compile_sources(named: Iterable[tuple[str, str]], done: Callable[[str, bytes
     # Numba leaves much garbage and little of it in cycles; looking for it takes a tenth of the time.
     collects = gc.isenabled()
     gc.disable()
-    frontend: Frontend | None = None
     try:
         for key, source in named:
             if source.startswith(";"):
                 text = source.replace("@kernel(", f"@k_{key}(")
             else:
-                frontend = frontend or _frontend()
-                text = _with_entry(*frontend.lower(source), f"k_{key}", width)
+                text = _with_entry(*_frontend().lower(source), f"k_{key}", width)
             done(key, machine.emit_object(optimise(text, machine)))
     finally:
         if collects:

@@ -1,7 +1,7 @@
 """The kernels of a plan, ready to be called: from the plan's bundle, from single files, or compiled now.
 
 A cold start compiles on every core: this process and its helpers go through the missing kernels from different
-places and skip what is there already, so that nobody ever waits for anybody.
+places, two and two towards each other, and skip what is there already, so that nobody ever waits for anybody.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from sexpgpu.interp.cache import Cache, Code, entries_of
 from sexpgpu.interp.loading import Linked, Mapped
-from sexpgpu.processes import end_helpers, rotated, start_helper
+from sexpgpu.processes import end_helpers, orders, rotated, start_helper
 
 # A helper's start costs as much as this many kernels.
 WORTH_A_HELPER = 8
@@ -102,17 +102,18 @@ def _compile(missing: dict[str, str], cache: Cache, processors: int) -> list[str
     # Ranks that start together begin at different places too.
     order = rotated(sorted(missing), os.getpid())
     count = min(processors, 1 + len(order) // WORTH_A_HELPER, 1 + MOST_HELPERS)
+    mine, *others = orders(order, count)
     helpers = []
-    for k in range(1, count):
-        pairs = [(key, missing[key]) for key in rotated(order, k * len(order) // count)]
+    for other in others:
+        pairs = [(key, missing[key]) for key in other]
         helpers.append(start_helper("sexpgpu.interp.compiling", {"folder": str(cache.folder), "sources": pairs}))
     from sexpgpu.interp.compiling import compile_sources
 
     failures: list[str] = []
     try:
-        compile_sources(((key, missing[key]) for key in order if not cache.path(key).exists()), cache.write)
+        compile_sources(((key, missing[key]) for key in mine if not cache.path(key).exists()), cache.write)
         # What a helper left behind damaged or unfinished is made here.
-        compile_sources(((key, missing[key]) for key in order if cache.read(key) is None), cache.write)
+        compile_sources(((key, missing[key]) for key in mine if cache.read(key) is None), cache.write)
     finally:
         failures += end_helpers(helpers)
     return failures
