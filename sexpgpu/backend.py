@@ -6,7 +6,7 @@ A device owns memory and prepares graphs. `Memory` is opaque to its users: a ten
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -98,6 +98,13 @@ class Executable(Protocol):
     def out_of_range(self) -> Sequence[OutOfRange]:
         """What the last call read outside its axes; nothing when all was well."""
         ...
+
+
+@runtime_checkable
+class CompilesTogether(Protocol):
+    """A device that compiles the kernels of several graphs at once: `prepare` wants them, `compile` makes them."""
+
+    def compile(self) -> None: ...
 
 
 class Device(Protocol):

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import msgspec
 
-from sexpgpu.backend import Call, Counter, Device, DeviceKind, Executable, Lowering, Memory, OutOfRange
+from sexpgpu.backend import (
+    Call,
+    CompilesTogether,
+    Counter,
+    Device,
+    DeviceKind,
+    Executable,
+    Lowering,
+    Memory,
+    OutOfRange,
+)
 from sexpgpu.errors import Error
 from sexpgpu.settings import Settings
 
 __all__ = [
     "Call",
     "Choice",
+    "CompilesTogether",
     "Counter",
     "Device",
     "DeviceKind",

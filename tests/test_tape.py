@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sexpgpu.interp import gemm, products
+from sexpgpu.interp import executor, gemm, products
+from sexpgpu.interp.cache import Cache
 from sexpgpu.interp.executor import Engine, Flag
+from sexpgpu.interp.kernels import Kernels, Wanted, load_kernels
 from sexpgpu.interp.native import Blas
 from sexpgpu.interp.processor import simd_class
 from sexpgpu.ir.graph import Graph
@@ -358,6 +360,33 @@ def test_a_planned_draw_is_that_of_its_step_and_microbatch(engine: Engine) -> No
         executable.run({}, microbatch, step)
         words = words_of(key_of(7, "gpt.dropout", 1), 9, microbatch=microbatch, step=step)
         assert executable.output("u").tolist() == uniform_f32(words).tolist()
+
+
+def test_kernels_of_all_plans_are_compiled_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(1, folder)
+    asked: list[set[str]] = []
+
+    def load(wanted: Wanted, cache: Cache, processors: int = 1) -> Kernels:
+        asked.append(set(wanted))
+        made = load_kernels(wanted, cache, processors)
+        made.report.append("a line about a helper")
+        return made
+
+    monkeypatch.setattr(executor, "load_kernels", load)
+    several = []
+    for program, sizes, strides in ((programs.gelu(), (8,), (1,)), (programs.softmax(), (2, 4), (4, 1))):
+        names = Plans(x=np.ones(8, np.float32), z=np.empty(8, np.float32))
+        launch = Generated(program, sizes, (Access(names.place("x"), strides),), (Access(names.place("z"), strides),))
+        several.append((names, engine.load(names.plan(launch)), repr(program)))
+    assert not asked
+    engine.compile()
+    for names, executable, _ in several:
+        for name, array in names.arrays.items():
+            executable.bind(name, array)
+        executable.run({})
+    assert len(asked) == 1 and {text for _, _, text in several} <= asked[0]
+    assert engine.report == ["a line about a helper"]
+    engine.close()
 
 
 def test_binding_refuses_another_type(engine: Engine) -> None:

@@ -210,8 +210,13 @@ class CpuDevice:
         available = int(found["MemAvailable"]) * 1024
         return available if self._limit_bytes is None else min(available, self._limit_bytes)
 
+    def compile(self) -> None:
+        self.engine.compile()
+
     def report(self) -> Sequence[str]:
-        return ()
+        lines = tuple(self.engine.report)
+        self.engine.report.clear()
+        return lines
 
     def close(self) -> None:
         self.engine.close()

@@ -28,9 +28,10 @@ from sexpgpu.codegen.numba_indexed import (
 from sexpgpu.codegen.numba_kernel import emit
 from sexpgpu.interp import products
 from sexpgpu.interp.cache import Cache
-from sexpgpu.interp.kernels import load_kernels
+from sexpgpu.interp.kernels import Kernels, load_kernels
 from sexpgpu.interp.native import Blas, find_blas
 from sexpgpu.interp.normals import Normals
+from sexpgpu.interp.sums import KERNELS as SUMS
 from sexpgpu.interp.sums import Sums
 from sexpgpu.interp.tape import Record, Tape, Workers, aligned, record_tape
 from sexpgpu.ir.host import evaluate
@@ -53,6 +54,28 @@ class Engine:
         self.workers = Workers(threads, self.cache, timed)
         self._arena_bytes = 0
         self._arena: Array | None = None
+        # The additions and sums of every run are compiled along with its plans' kernels.
+        self._pending: dict[str, Callable[[], str]] = dict(SUMS)
+        self._kernels: list[Kernels] = []
+        self._addresses: dict[str, int] = {}
+        self.report: list[str] = []
+
+    def want(self, kernels: Mapping[str, Callable[[], str]]) -> None:
+        """Kernels by their texts, to be compiled with those of other plans."""
+        self._pending |= {text: source for text, source in kernels.items() if text not in self._addresses}
+
+    def compile(self) -> None:
+        """Compiles or loads all that is wanted and not there yet: at once, so that every core has its share."""
+        if self._pending:
+            made = load_kernels(self._pending, self.cache, self.threads)
+            self._kernels.append(made)
+            self._addresses |= made.addresses
+            self.report += made.report
+            self._pending = {}
+
+    def address(self, text: str) -> int:
+        """Where the kernel of this text is."""
+        return self._addresses[text]
 
     def reserve(self, size_bytes: int) -> None:
         """A plan will ask for so much. Plans never run at once and keep nothing between calls, so all share one arena."""
@@ -90,8 +113,7 @@ class Engine:
         return [*self.cache.report, *([] if self.blas else [missing])]
 
     def load(self, plan: Plan, seed: int = 0, base_bytes: int = 0) -> Executable:
-        """The plan with its kernels compiled or loaded; buffers are bound afterwards. Its values lie in the arena from
-        `base_bytes` on."""
+        """The plan, its kernels wanted; buffers are bound afterwards. Its values lie in the arena from `base_bytes` on."""
         return Executable(plan, self, seed, base_bytes)
 
     def close(self) -> None:
@@ -138,8 +160,8 @@ class Executable:
         self._arena: Array | None = None
         self.engine = engine
         wanted = [_wanted(launch, engine.blas) for launch in flattened(plan.launches)]
-        self.kernels = load_kernels(dict(wanted), engine.cache, engine.threads)
-        self._functions = [self.kernels.addresses[text] for text, _ in wanted]
+        engine.want(dict(wanted))
+        self._texts = [text for text, _ in wanted]
         engine.reserve(base_bytes + plan.arena_bytes)
         self._memory = _Memory([self._own(number) for number in range(len(plan.buffers))])
         self._numbers = {b.name: n for n, b in enumerate(plan.buffers) if b.kind == "external"}
@@ -226,6 +248,7 @@ class Executable:
             if buffer.kind == "arena":
                 self._memory.arrays[number] = values[buffer.offset : buffer.offset + buffer.size_bytes]
         self._tables = []
+        self.engine.compile()
         made = list(self._records(self.plan.launches, 0))
         # A launch of nothing has no record on the tape.
         self._launches = np.array([n for n, record, _ in made if record.units > 0], np.int64)
@@ -236,7 +259,7 @@ class Executable:
         `number`, its record and scratch."""
         for launch in launches:
             if not isinstance(launch, Loop):
-                yield number, *self._record_of(launch, self._functions[number])
+                yield number, *self._record_of(launch, self.engine.address(self._texts[number]))
                 number += 1
                 continue
             for position in reversed(range(launch.length)) if launch.reverse else range(launch.length):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ from sexpgpu.codegen import layout
 from sexpgpu.codegen.numba_kernel import emit
 from sexpgpu.codegen.sums import ADD, BLOCK
 from sexpgpu.interp.cache import Cache
-from sexpgpu.interp.kernels import load_kernels
+from sexpgpu.interp.kernels import Wanted, load_kernels
 from sexpgpu.interp.tape import Record, Workers, record_tape
 from sexpgpu.plan.kernel import Access, Generated, Place
 
@@ -94,14 +95,16 @@ done:
 """
 
 
+KERNELS: Wanted = {repr(ADD): partial(emit, ADD), SQUARES: lambda: SQUARES}
+
+
 class Sums:
     """The two kernels, loaded when first asked for."""
 
     def __init__(self, workers: Workers, cache: Cache) -> None:
         self._workers = workers
-        add = repr(ADD)
-        self._kernels = load_kernels({add: lambda: emit(ADD), SQUARES: lambda: SQUARES}, cache)
-        self._add, self._squares = self._kernels.addresses[add], self._kernels.addresses[SQUARES]
+        self._kernels = load_kernels(KERNELS, cache)
+        self._add, self._squares = (self._kernels.addresses[text] for text in KERNELS)
 
     def add(self, target: Array, source: Array) -> None:
         """target += source, element by element; contiguous arrays of one shape."""

@@ -19,7 +19,7 @@ from sexpgpu.train.evaluation import Evaluator
 from sexpgpu.train.feed import Feed, GivenBatches, given_feed, passing_feed, training_feed
 from sexpgpu.train.model import Model, parameter_count
 from sexpgpu.train.progress import size_words
-from sexpgpu.train.step import Graphs, Step
+from sexpgpu.train.step import Graphs, Step, compile_together
 
 # Width of the names in the lowering report.
 NAME_WIDTH = 26
@@ -104,6 +104,7 @@ def prepare(
     lowerings |= {e.evaluation.loader: e.executable.lowering for e in evaluators}
     memory = memory_plan(model, step, evaluators, lowerings)
     refuse_beyond_memory(memory.planned, device)
+    compile_together(device, exchange)
     microbatches = feed.microbatches(1)
     tokens = spec.seq or 1
     return Session(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
-from sexpgpu.device import Counter, Device, Executable, OutOfRange
+from sexpgpu.device import CompilesTogether, Counter, Device, Executable, OutOfRange
 from sexpgpu.dist.exchange import Exchange, SingleRank
 from sexpgpu.dist.reduction import tree_sum_f64
 from sexpgpu.errors import Error
@@ -19,6 +20,8 @@ from sexpgpu.passes.experiment import Experiment
 from sexpgpu.train.feed import Feed
 from sexpgpu.train.gradients import GradientSum
 from sexpgpu.train.model import Model
+
+Made = TypeVar("Made")
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -136,11 +139,22 @@ class Step:
 
 
 def prepared(device: Device, graph: Graph, seed: int, exchange: Exchange, **memory: Any) -> Executable:
-    """The graph on this rank's device. The first rank of a node compiles, the others find its kernels in the cache."""
-    made = device.prepare(graph, seed, **memory) if exchange.world.local_rank == 0 else None
+    """The graph on this rank's device. The first rank of a node plans, the others find its plan in the cache."""
+    return first_rank_first(exchange, partial(device.prepare, graph, seed, **memory))
+
+
+def compile_together(device: Device, exchange: Exchange) -> None:
+    """The kernels of all graphs that were prepared, where the device leaves them to the end."""
+    if isinstance(device, CompilesTogether):
+        first_rank_first(exchange, device.compile)
+
+
+def first_rank_first(exchange: Exchange, make: Callable[[], Made]) -> Made:
+    """The first rank of a node fills the cache, in which the others then find what they need."""
+    made = [make()] if exchange.world.local_rank == 0 else []
     # Compiling takes as long as it takes: only the death of a rank ends the wait.
     exchange.barrier("compiling", None)
-    return device.prepare(graph, seed, **memory) if made is None else made
+    return made[0] if made else make()
 
 
 def bind_fields(device: Device, executable: Executable) -> dict[str, Any]:
