@@ -144,7 +144,7 @@ def test_a_product_is_what_float64_gives_within_its_bounds(name: str) -> None:
     matmul = described(case.product, Epilogue(Place(3) if case.bias else None, "gelu-tanh" if case.gelu else ""))
     places = {name: rig.put(values) for name, values in given.items()}
     prepared = rig.prepare(matmul, [places["b"], places["a"], places["c"]], 0 if bias is None else rig.put(bias))
-    prepared.run(rig.stream.handle)
+    prepared.run(rig.stream)
     prepared.close()
     after = rig.take(places["c"], given["c"].size, case.product.c_dtype)
     exact, bound = exactly(case.product, given, bias, case.gelu)
@@ -207,7 +207,7 @@ def test_one_workspace_on_two_streams_is_seen() -> None:
     both = [rig.prepare(described(long), [rig.put(operands(long)[name]) for name in "bac"]) for _ in range(2)]
     rig.stream.synchronize()
     for stream, prepared in zip((rig.stream, rig.context.stream()), both, strict=True):
-        prepared.run(stream.handle)
+        prepared.run(stream)
         prepared.close()
     assert rig.driver.findings == [
         "unordered: cublasLtMatmul writes what cublasLtMatmul writes, and no event orders them"
@@ -221,7 +221,7 @@ def test_products_are_captured_into_a_graph() -> None:
     places = {name: rig.put(values) for name, values in given.items()}
     prepared = rig.prepare(described(asked), [places[name] for name in "bac"])
     rig.stream.synchronize()
-    graph = rig.stream.captured(lambda: prepared.run(rig.stream.handle))
+    graph = rig.stream.captured(lambda: prepared.run(rig.stream))
     for _ in range(3):
         graph.launch(rig.stream)
     after = rig.take(places["c"], 16, "f32").reshape(4, 4)

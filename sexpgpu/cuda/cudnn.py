@@ -12,12 +12,15 @@ from enum import Enum, IntEnum
 from functools import cache
 from typing import Any
 
-from sexpgpu.cuda.binding import CallFailed, Function, Table, bind
+from sexpgpu.cuda.binding import CallFailed, Function, FunctionMissing, Table, bind
 from sexpgpu.cuda.library import CUDNN, load
+from sexpgpu.errors import Error
 
 INT, INT64, SIZE = ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
 HANDLE, HANDLE_OUT, INT64_OUT = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64)
 _WORDS_BYTES = 1 << 16
+# Older ones refuse some of our graphs, or were never tried.
+LEAST = (9, 13, 0)
 
 
 class CudnnFailed(CallFailed):
@@ -28,7 +31,7 @@ FUNCTIONS = (
     Function("cudnnGetVersion", (), SIZE),
     Function("cudnnGetErrorString", (INT,), ctypes.c_char_p),
     # It returns nothing; what is read in place of that is not a status.
-    Function("cudnnGetLastErrorString", (ctypes.c_char_p, SIZE), INT),
+    Function("cudnnGetLastErrorString", (ctypes.c_void_p, SIZE), INT),
     Function("cudnnCreate", (HANDLE_OUT,)),
     Function("cudnnDestroy", (HANDLE,)),
     Function("cudnnSetStream", (HANDLE, HANDLE)),
@@ -69,6 +72,22 @@ def version(calls: Any = None) -> tuple[int, int, int]:
     """cuDNN's version, (9, 13, 0)."""
     number = (calls or cudnn()).cudnnGetVersion()
     return number // 10_000, number // 100 % 100, number % 100
+
+
+def unusable(calls: Any = None) -> str:
+    """Why cuDNN is not used, '' where it can be. `calls` None: the installed one, if there is one."""
+    try:
+        calls = calls or cudnn()
+    except (Error, FunctionMissing) as problem:
+        return str(problem)
+    found = version(calls)
+    if found < LEAST:
+        return f"cuDNN {_dotted(found)} is here, {_dotted(LEAST)} or newer is needed"
+    return ""
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
 
 
 # -- numbers: their names are the header's without what they share

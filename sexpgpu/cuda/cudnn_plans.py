@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
+from sexpgpu.cuda.context import Stream
 from sexpgpu.cuda.cudnn import (
     DTYPES,
     HANDLE,
@@ -32,6 +33,7 @@ from sexpgpu.cuda.cudnn_graph import (
     Reshape,
     Tensor,
 )
+from sexpgpu.plan.kernel import Place
 
 # Reasons of engines that are for other graphs or other cards.
 _NOT_FOR_US = ("was not given to the engine", "is supported for this engine")
@@ -69,9 +71,9 @@ Card = Described | Handle
 class ExecutionPlan:
     """A planned graph: the engine's number, its workspace, and cuDNN's text of the plan. To be closed."""
 
-    def __init__(self, graph: OperationGraph, descriptors: Descriptors, plan: int, engine: int) -> None:
+    def __init__(self, graph: OperationGraph, card: Card, descriptors: Descriptors, plan: int, engine: int) -> None:
         self.graph, self.engine = graph, engine
-        self._descriptors, self._plan = descriptors, plan
+        self._card, self._descriptors, self._plan = card, descriptors, plan
         (self.workspace_bytes,) = descriptors.get(plan, Attribute.EXECUTION_PLAN_WORKSPACE_SIZE)
 
     def close(self) -> None:
@@ -82,36 +84,46 @@ class ExecutionPlan:
         """JSON, with the graph as cuDNN understood it."""
         return self._descriptors.text(self._plan, Attribute.EXECUTION_PLAN_JSON_REPRESENTATION)
 
-    def bound(self, addresses: Mapping[int, int], workspace: int) -> BoundPlan:
-        """The plan on memory: a device address for every tensor with a place, by its number."""
-        return BoundPlan(self._descriptors, self._plan, self.graph, addresses, workspace)
+    def bound(self, address: Callable[[Place], int], workspace: int) -> BoundPlan:
+        """The plan on memory; `workspace` is where nothing else writes at the same time (0 where it needs none)."""
+        assert isinstance(self._card, Handle), "a plan for a card that is not here"
+        return BoundPlan(self._descriptors, self._plan, self._card, self.graph, address, workspace)
 
 
 class BoundPlan:
-    """A plan with its operands' addresses: one call."""
+    """A plan with its operands' addresses: one call. It ends with its plan."""
 
     def __init__(
-        self, descriptors: Descriptors, plan: int, graph: OperationGraph, addresses: Mapping[int, int], workspace: int
+        self,
+        descriptors: Descriptors,
+        plan: int,
+        handle: Handle,
+        graph: OperationGraph,
+        address: Callable[[Place], int],
+        workspace: int,
     ) -> None:
-        given = [tensor for tensor in graph.tensors.values() if not tensor.is_virtual]
+        self._calls, self._plan, self._handle = descriptors.calls, plan, handle
         # cuDNN reads numbers from the host at every call: they must stay where they are.
-        self._numbers = {t.number: ctypes.c_float(t.value) for t in given if t.value is not None}
-        places = {number: ctypes.addressof(value) for number, value in self._numbers.items()} | dict(addresses)
-        missing = [t.number for t in given if t.number not in places]
-        assert not missing, f"tensors {missing} of {graph.name} have no address"
-        self._calls, self._plan = descriptors.calls, plan
+        self._numbers: list[ctypes.c_float] = []
+        pointers: dict[int, int] = {}
+        for tensor in graph.tensors.values():
+            if tensor.place is not None:
+                pointers[tensor.number] = address(tensor.place)
+            elif tensor.value is not None:
+                self._numbers.append(ctypes.c_float(tensor.value))
+                pointers[tensor.number] = ctypes.addressof(self._numbers[-1])
         self._pack = descriptors.make(
             Kind.VARIANT_PACK,
             (
-                (Attribute.VARIANT_PACK_UNIQUE_IDS, [t.number for t in given]),
-                (Attribute.VARIANT_PACK_DATA_POINTERS, [places[t.number] for t in given]),
+                (Attribute.VARIANT_PACK_UNIQUE_IDS, list(pointers)),
+                (Attribute.VARIANT_PACK_DATA_POINTERS, list(pointers.values())),
                 (Attribute.VARIANT_PACK_WORKSPACE, workspace),
             ),
         )
 
-    def run(self, handle: Handle) -> None:
-        """On the stream of the handle (cudnnSetStream)."""
-        self._calls.cudnnBackendExecute(handle.number, self._plan, self._pack)
+    def run(self, stream: Stream) -> None:
+        self._calls.cudnnSetStream(self._handle.number, stream.handle)
+        self._calls.cudnnBackendExecute(self._handle.number, self._plan, self._pack)
 
 
 def plan(
@@ -129,7 +141,7 @@ def plan(
                 made = _execution_plan(descriptors, engine, card, properties, reasons)
                 if made is None:
                     continue
-                planned = ExecutionPlan(graph, descriptors, made, engine.number)
+                planned = ExecutionPlan(graph, card, descriptors, made, engine.number)
                 if most_workspace_bytes is None or planned.workspace_bytes <= most_workspace_bytes:
                     return planned
                 reasons.append(f"engine {engine.number} needs a workspace of {planned.workspace_bytes} bytes")

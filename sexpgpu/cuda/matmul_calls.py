@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sexpgpu.cuda.context import Stream
 from sexpgpu.cuda.cublas import (
     ALL_IMPLEMENTATIONS,
     DTYPES,
@@ -176,14 +177,14 @@ class PreparedMatmul:
         get(ctypes.byref(algorithm), attribute, ctypes.byref(value), size, ctypes.byref(written))
         return value.value
 
-    def run(self, stream: int) -> None:
+    def run(self, stream: Stream) -> None:
         """Gives the calls to a stream."""
         of = self._descriptors
         for b, a, c in self._addresses:
             self._calls.cublasLtMatmul(
                 self._handle, of.operation, ctypes.byref(self._alpha), b, of.left, a, of.right,
                 ctypes.byref(self._beta), c, of.result, c, of.result,
-                ctypes.byref(self._algorithm), self._workspace, WORKSPACE_BYTES, stream,
+                ctypes.byref(self._algorithm), self._workspace, WORKSPACE_BYTES, stream.handle,
             )  # fmt: skip
 
 
