@@ -10,6 +10,7 @@ import numpy as np
 
 from sexpgpu.codegen.cuda_source import CudaKernel
 from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.ops.pointwise import numpy_dtype
 from sexpgpu.plan.build import plan
 from sexpgpu.plan.kernel import Plan, Program
 from tests import programs
@@ -100,6 +101,13 @@ def products() -> list[Case]:
         operands = [field(graph, letter, "f32", shape) for letter, shape in (("a", a), ("b", b))]
         graph.outputs["out"] = graph.add("contract", operands, {"batch": ((), ()), "contracted": axes})
         made.append(of_graph(graph, {"a": normal(*a), "b": normal(*b)}, 1e-5))
+    narrow = Graph("narrow product")
+    operands = [field(narrow, letter, "bf16", shape) for letter, shape in (("a", (65, 136)), ("b", (33, 136)))]
+    narrow.outputs["out"] = narrow.add("contract", operands, {"batch": ((), ()), "contracted": ((1,), (1,))})
+    values = {
+        letter: normal(*shape).astype(numpy_dtype("bf16")) for letter, shape in (("a", (65, 136)), ("b", (33, 136)))
+    }
+    made.append(of_graph(narrow, values, 1e-2))
     return made
 
 

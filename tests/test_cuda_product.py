@@ -103,28 +103,28 @@ def named(tile: Tile | TensorTile) -> str:
     return f"{tile.rows}x{tile.columns}"
 
 
-@pytest.mark.parametrize("turned", TURNED, ids=ORDERS)
-@pytest.mark.parametrize("tile", TILES, ids=named)
+# Each operand lies both ways and moves both in packs and element by element; of one tile, in all combinations.
+WAYS = [(turned, turned[0] == turned[1]) for turned in TURNED]
+OTHERS = [(turned, turned[0] != turned[1]) for turned in TURNED]
+SMALL = [(tile, *way) for tile, ways in ((TILES[2], OTHERS), (TENSOR_TILES[1], OTHERS)) for way in ways]
+
+
+@pytest.mark.parametrize(
+    "tile, turned, packs",
+    [*((tile, *way) for tile in (*TILES, *TENSOR_TILES) for way in WAYS), *SMALL],
+    ids=lambda x: named(x) if isinstance(x, Tile | TensorTile) else ORDERS[TURNED.index(x)] if x in TURNED else str(x),
+)
 def test_every_tile_takes_every_order_and_tail(
-    monkeypatch: pytest.MonkeyPatch, tile: Tile, turned: tuple[bool, bool]
+    monkeypatch: pytest.MonkeyPatch, tile: Tile | TensorTile, turned: tuple[bool, bool], packs: bool
 ) -> None:
     takes(monkeypatch, tile)
     rows, columns, depth = tile.rows, tile.columns, tile.depth
-    check((rows - 4, columns + 4, 2 * depth + 4), turned, spare=4)
-    check((rows + 1, columns - 1, depth + 1), turned, accumulate=True, spare=3)
-
-
-@pytest.mark.parametrize("turned", TURNED, ids=ORDERS)
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
-@pytest.mark.parametrize("tile", TENSOR_TILES, ids=named)
-def test_tensor_cores_take_every_order_and_tail(
-    monkeypatch: pytest.MonkeyPatch, tile: TensorTile, dtype: str, turned: tuple[bool, bool]
-) -> None:
-    takes(monkeypatch, tile)
-    rows, columns, depth = tile.rows, tile.columns, tile.depth
-    # As many pieces as have their turn in shared memory twice, and one that ends early.
-    check((rows - 8, columns + 8, 2 * tile.stages * depth + 8), turned, dtype, spare=8, result="f32")
-    check((rows + 1, columns - 1, depth + 1), turned, dtype, accumulate=True, spare=3)
+    dtype, pack, pieces = ("bf16", 8, 2 * tile.stages) if isinstance(tile, TensorTile) else ("f32", 4, 2)
+    if packs:
+        # As many pieces as have their turn in shared memory twice, and one that ends early.
+        check((rows - pack, columns + pack, pieces * depth + pack), turned, dtype, spare=pack)
+    else:
+        check((rows + 1, columns - 1, depth + 1), turned, dtype, accumulate=True, spare=3)
 
 
 @pytest.mark.parametrize("size", (1, 2, 7, 8, 31, 32, 33, 63, 64, 65, 127, 128, 129))
@@ -148,10 +148,9 @@ def test_without_elements_nothing_is_launched(shape: tuple[int, int, int]) -> No
 
 
 @pytest.mark.parametrize("dtype", ["i32", "i64"])
-@pytest.mark.parametrize("turned", TURNED, ids=ORDERS)
-def test_integers_wrap(dtype: str, turned: tuple[bool, bool]) -> None:
-    check((33, 35, 40), turned, dtype)
-    check((4, 36, 20), turned, dtype, accumulate=True, count=2)
+def test_integers_wrap(dtype: str) -> None:
+    check((33, 35, 40), (False, True), dtype)
+    check((4, 36, 20), (True, False), dtype, accumulate=True, count=2)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])

@@ -9,10 +9,11 @@ from sexpgpu.codegen.cuda_product_tiles import OPERANDS, PARTS, within
 
 INSTRUCTIONS = """\
 __device__ __forceinline__ unsigned in_shared(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
-// 16 bytes from memory to shared memory, there after this group of copies was waited for.
-__device__ __forceinline__ void copy_async(void* to, const void* from)
+// 16 bytes from memory to shared memory, there after this group of copies was waited for; zeros where they are not wanted.
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool wanted)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(in_shared(to)), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(in_shared(to)), "l"(from), "r"(wanted ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until all but the last N groups are there.
@@ -93,9 +94,7 @@ template <class M, int SIDE, int DEPTH, int THREADS> struct NarrowPiece {
             const bool inside = begin + side(r) < matrix.size && step0 + step(r) < end;
             const Element* from = matrix.from + from_side(matrix, r) + matrix.at(table, step0, step(r));
             if constexpr (ASYNC) {
-                Element* to = shared + at(side(r), step(r));
-                if (inside) copy_async(to, from);
-                else put(to, Pack<8, Element>{});
+                copy_async(shared + at(side(r), step(r)), inside ? from : matrix.from, inside);
             } else {
                 held[r] = inside ? *from : 0;
             }
