@@ -1,0 +1,9 @@
+"""Column kernels on a card: the CPU's bits."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.test_cuda_columns import *  # noqa: F403
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernels_on_the_card")]

@@ -1,0 +1,9 @@
+"""Row kernels on a card: the CPU's bits."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.test_cuda_rows import *  # noqa: F403
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernels_on_the_card")]
