@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from elaborated import experiment, parameter
 
 from sexpgpu.interp.executor import Engine
 from sexpgpu.ir.graph import Graph
 from sexpgpu.passes.pipeline import training_graph
 from sexpgpu.plan.build import plan
+from tests.elaborated import experiment, parameter
 
 Array = np.ndarray
 HOSTS = {"loss-scale": 1.0}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from sexpgpu.codegen.cuda_attention import WIDEST_HEAD
 from sexpgpu.codegen.cuda_source import CudaKernel
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ops.pointwise import numpy_dtype
 from sexpgpu.plan.build import plan
 from sexpgpu.plan.kernel import Plan, Program
-from tests import programs
+from tests import attending, programs
 from tests.on_simulator import Simulated
 from tests.programs import Builder, base_of, empty, launch_plan
 from tests.test_cuda_many import updates
@@ -30,6 +31,7 @@ class Case:
     plan: Plan
     arrays: tuple[tuple[str, Any], ...]
     tolerance: float = 0.0
+    hosts: Mapping[str, float] | None = None
 
 
 def normal(*shape: int) -> Any:
@@ -49,7 +51,7 @@ def rowwise(values: Any, shape: tuple[int, ...]) -> Any:
 
 def cases() -> list[Case]:
     """Every family once or twice."""
-    return [*maps(), *rows(), *columns(), *products(), *indexed()]
+    return [*maps(), *rows(), *columns(), *products(), *indexed(), *attention()]
 
 
 def maps() -> list[Case]:
@@ -111,6 +113,15 @@ def products() -> list[Case]:
     return made
 
 
+def attention() -> list[Case]:
+    """Two heads of q that share one of k and v, with tails of rows and columns, forward and backward."""
+    case = attending.Case((1, 2, 1, 70, 40, 8, 8), causal=True)
+    graph, values = attending.with_inner(case.graph()), case.values()
+    kinds = {node.attributes["name"]: node.attributes["kind"] for node in graph.inputs}
+    given = tuple((f"{kind}:{name}", values[name]) for name, kind in kinds.items())
+    return [Case("attention", plan(graph, widest_head=WIDEST_HEAD), given, 1e-5, attending.HOSTS)]
+
+
 def indexed() -> list[Case]:
     numbers = np.random.default_rng(2)
     table, places, updates_ = normal(37, 12), numbers.integers(0, 37, 70).astype(np.int32), normal(70, 12)
@@ -149,7 +160,7 @@ def run(case: Case, rewrite: Callable[[str], str] | None = None) -> tuple[list[A
     made = Simulated(case.plan, rewrite=rewrite)
     for name, array in case.arrays:
         made.bind(name, array)
-    made.run()
+    made.run(case.hosts)
     bound = [made.contents(name) for name, _ in case.arrays]
     return made.findings, [*bound, *(made.output(name) for name in case.plan.outputs)]
 
