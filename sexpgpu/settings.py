@@ -151,6 +151,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("parallel", _one_of("ddp", "jobs"), None, "what the ranks of a launch do: train together, or take jobs"),
     Setting("precision", _one_of("off", "bfloat16", "float16"), "off", "the dtype of float operations",
             run_key="precision"),
+    Setting("allow-tf32", _flag, False, "cuda may round the operands of f32 products to tf32", "E-RUN-007",
+            "SEXPGPU_ALLOW_TF32"),
+    Setting("products", _one_of("library", "own"), "library",
+            "what multiplies on cuda: cuBLASLt where it can, or our own kernels alone", "E-RUN-007", "SEXPGPU_PRODUCTS"),
     Setting("steps", _count(0), None, "the number of optimizer steps, wins over :steps and :epochs", run_key="steps"),
     Setting("seed", _count(0), 0, "the seed of initial values, draws and order", run_key="seed"),
     Setting("keep-values", _flag, False, "one kernel a node, nothing fused, every value kept"),
@@ -178,6 +182,8 @@ class Settings(msgspec.Struct, frozen=True):
     job_lease: float | None
     parallel: str | None
     precision: str
+    allow_tf32: bool
+    products: str
     steps: int | None
     seed: int
     keep_values: bool

@@ -12,13 +12,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from sexpgpu.cuda import kernels, library
+from sexpgpu.cuda import cublas, kernels, library
+from sexpgpu.cuda.binding import bind
 from sexpgpu.cuda.cubin_cache import CubinCache, Module
 from sexpgpu.cuda.device import CudaDevice, open_cuda
 from sexpgpu.cuda.kernels import Modules
 from sexpgpu.cuda.nvrtc import Compiled, compile_source
 from sexpgpu.private import replace
 from sexpgpu.settings import Settings, Sources, resolve
+from tests.fake_cublas import FakeCublas
 from tests.fake_cuda import FakeCuda
 
 
@@ -37,8 +39,10 @@ def settings_in(folder: Path, **flags: Any) -> Settings:
     return resolve(Sources({"cache": folder, "out": folder / "runs", **flags}, {}, {}, {}))
 
 
-def install(driver: FakeCuda, patch: pytest.MonkeyPatch) -> None:
-    """Whoever opens a CUDA device in this process from now on finds this driver."""
+def install(driver: FakeCuda, patch: pytest.MonkeyPatch) -> FakeCublas:
+    """Whoever opens a CUDA device in this process from now on finds this driver, and a cuBLASLt over it."""
+    products = FakeCublas(driver)
+    driver.libraries.append(lambda: [type(thing).__name__ for thing in products.held.values()])
 
     def load_cubins(sources: Mapping[str, str], arch: str, cache: CubinCache, processes: int = 1) -> Modules:
         made = {}
@@ -49,6 +53,8 @@ def install(driver: FakeCuda, patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(kernels, "load_cubins", load_cubins)
     patch.setattr(library, "load_driver", driver.load)
+    patch.setattr(cublas, "cublas", lambda: bind(products.library, cublas.TABLE))
+    return products
 
 
 def opened(driver: FakeCuda, patch: pytest.MonkeyPatch, folder: Path, **flags: Any) -> CudaDevice:

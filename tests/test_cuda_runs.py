@@ -38,28 +38,32 @@ def trained(example: str, kind: str, **options: Any) -> tuple[list[Any], Mapping
     return steps, trainer.parameters, trainer._session.device
 
 
-CASES: list[tuple[str, Order, Figures, bool]] = [
-    # The CPU has attention and the products of convolutions from a library, whose sums are in another order.
-    ("digits", "lazy", A100, True),
-    ("builtin", 1, A100, False),
-    ("gpt2", 2, H100, False),
-    ("lstm", 3, A100, True),
-    ("resnet", "eager", A100, False),
+CASES: list[tuple[str, Order, Figures, str]] = [
+    ("digits", "lazy", A100, "own"),
+    ("digits", 4, A100, "library"),
+    ("builtin", 1, A100, "library"),
+    ("gpt2", 2, H100, "library"),
+    ("lstm", 3, A100, "own"),
+    ("lstm", 6, A100, "library"),
+    ("resnet", "eager", A100, "library"),
 ]
 
 
-@pytest.mark.parametrize("example, order, figures, exactly", CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize("example, order, figures, products", CASES, ids=[f"{case[0]} {case[3]}" for case in CASES])
 def test_an_example_trains_on_the_simulated_card_as_on_the_cpu(
-    example: str, order: Order, figures: Figures, exactly: bool, monkeypatch: pytest.MonkeyPatch
+    example: str, order: Order, figures: Figures, products: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SEXPGPU_PRODUCTS", products)
     driver = FakeCuda(figures, order=order)
-    install(driver, monkeypatch)
+    cublas = install(driver, monkeypatch)
     theirs, expected, _ = trained(example, "cpu")
     ours, parameters, opened = trained(example, "cuda")
     for one, other in zip(ours, theirs, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-5)
         assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-5)
-    if exactly:
+    # What a library multiplies is summed in its order.
+    assert bool(cublas.called["cublasLtMatmul"]) == (products == "library")
+    if products == "own":
         assert ours == theirs
         assert {name: values.tobytes() for name, values in parameters.items()} == {
             name: values.tobytes() for name, values in expected.items()
@@ -106,8 +110,9 @@ def test_a_run_says_what_the_card_does_and_holds(
     code, _, err = command("run", *DIGITS, "--device", "cuda", "--steps", "3")
     assert code == 0, err
     assert "lowering: cuda compute_80 NVIDIA A100-SXM4-80GB" in err
-    assert re.search(r"  memory +\S+ KiB of 79\.0 GiB free", err)
-    assert re.search(r"^memory: peak \S+ KiB of \S+ KiB planned", err, re.M)
+    assert re.search(r"  train +\d+ nodes, \d+ kernels \(\d+ fused\), 8 products \(8 cuBLASLt 13\.1\.0\)$", err, re.M)
+    assert re.search(r"  memory +32\.1 MiB of 79\.0 GiB free", err)
+    assert re.search(r"^memory: peak 32\.\d MiB of 32\.1 MiB planned", err, re.M)
     assert all(record["runtime/peak_bytes"] > 0 for record in records(tmp_path) if record["kind"] == "step")
     assert len(losses(tmp_path)) == 3
     assert nothing_wrong(driver)
@@ -185,6 +190,33 @@ def test_an_index_outside_its_axis_is_told_as_on_the_cpu(monkeypatch: pytest.Mon
         trainer._session.device.close()
     assert said[0] == said[1]
     assert said[1][:2] == ("E-NUM-002", "index 12 at step 1 is outside an axis of 10")
+    assert nothing_wrong(driver)
+
+
+def test_products_that_the_library_declines_are_our_own_kernels_and_the_report_says_why(
+    command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeCuda()
+    cublas = install(driver, monkeypatch)
+    cublas.failures["cublasLtMatmulAlgoGetHeuristic"] = 15
+    code, _, err = command("run", *DIGITS, "--device", "cuda", "--steps", "1")
+    assert code == 0, err
+    assert re.search(r"8 products \(7 cuBLASLt 13\.1\.0, 1 own kernels\)", err)
+    reason = "cuBLASLt has no algorithm: CUBLAS_STATUS_NOT_SUPPORTED: the requested functionality is not supported"
+    assert f"products: 1 by our own kernels: {reason}" in err
+    assert nothing_wrong(driver)
+
+
+def test_a_product_that_fails_is_told_in_the_librarys_words(
+    command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeCuda()
+    cublas = install(driver, monkeypatch)
+    cublas.failures["cublasLtMatmul"] = 13
+    code, _, err = command("run", *DIGITS, "--device", "cuda", "--steps", "1")
+    assert code == 1
+    words = "cublasLtMatmul gives error 13, CUBLAS_STATUS_EXECUTION_FAILED: the function failed to launch on the GPU"
+    assert f"error[E-DEV-005]: the CUDA device failed: {words}" in err
     assert nothing_wrong(driver)
 
 

@@ -65,6 +65,7 @@ def file_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--resume", metavar="latest|PATH", help="Go on from the newest checkpoint, or from a run or checkpoint.")
 @click.option("--keep-values", is_flag=True, default=None, help="One kernel a node, nothing fused, every value kept.")
 @click.option("--deterministic", is_flag=True, default=None, help="Nothing measured, stacking 1.")
+@click.option("--allow-tf32", is_flag=True, default=None, help="Round the operands of f32 products to tf32, on cuda.")
 @click.option("--timings", is_flag=True, default=None, help="Time every launch: a table at the end, and trace.json.")
 @click.option("--explain-config", is_flag=True, help="Print every setting with its origin, and stop.")
 @click.option("--quiet", is_flag=True, help="No words on stderr; they are in log.txt.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from math import gcd
 
 from sexpgpu.codegen.cuda_attention import emit_attention
@@ -44,9 +44,9 @@ def _loops(launches: object) -> Iterator[Loop]:
             yield from _loops(launch.launches)
 
 
-def plan_launches(plan: Plan) -> list[tuple[CudaLaunch, ...]]:
+def plan_launches(plan: Plan, elsewhere: Container[int] = ()) -> list[tuple[CudaLaunch, ...]]:
     """What runs for every launch of a plan, by its number among all (those in loops once): maps that are done together
-    stand at the first one's number."""
+    stand at the first one's number. `elsewhere`: numbers of those that a library runs; they have no kernel."""
     alignment = alignment_of(plan)
     joined: dict[int, tuple[CudaLaunch, ...]] = {}
     for members in groups_of(plan):
@@ -58,7 +58,8 @@ def plan_launches(plan: Plan) -> list[tuple[CudaLaunch, ...]]:
         if position in joined:
             made.append(joined[position])
         else:
-            made += [cuda_launches(inner, alignment) for inner in flattened((launch,))]
+            for inner in flattened((launch,)):
+                made.append(() if len(made) in elsewhere else cuda_launches(inner, alignment))
     return made
 
 

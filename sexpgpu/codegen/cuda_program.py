@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from sexpgpu.codegen.cuda_attention import WIDEST_HEAD
@@ -47,9 +47,9 @@ def card_plan(graph: Graph, *, keep_values: bool = False, landing: Mapping[str, 
     )
 
 
-def cuda_program(plan: Plan) -> CudaProgram:
-    """The program of a plan; the same plan gives the same sources."""
-    launches = tuple(plan_launches(plan))
+def cuda_program(plan: Plan, elsewhere: Container[int] = ()) -> CudaProgram:
+    """The program of a plan; the same plan gives the same sources. `elsewhere`: launches that a library runs."""
+    launches = tuple(plan_launches(plan, elsewhere))
     uses: Counter[str] = Counter()
     for made, (_, times) in zip(launches, repeated(plan.launches), strict=True):
         uses.update({launch.kernel.name: times for launch in made})

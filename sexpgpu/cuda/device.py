@@ -22,6 +22,7 @@ from sexpgpu.cuda.failure import told
 from sexpgpu.cuda.library import DRIVER
 from sexpgpu.cuda.nvrtc import supported_archs
 from sexpgpu.cuda.probe import Card, probe_driver, require
+from sexpgpu.cuda.products import Division
 from sexpgpu.errors import Error
 from sexpgpu.initial import Normals
 from sexpgpu.ir.graph import Graph
@@ -109,11 +110,13 @@ class CudaDevice:
     ) -> CudaExecutable:
         landing = {name: memory.offset_bytes for name, memory in (lands or {}).items()}
         made = card_plan(graph, keep_values=self._settings.keep_values, landing=landing)
-        program = cuda_program(made)
+        division = self.engine.divide(made)
+        program = cuda_program(made, division.chosen)
         base = 0 if keeps is None else aligned(keeps.offset_bytes + keeps.type.size_bytes)
-        return CudaExecutable(graph, program, self.engine, seed, base, self._lowering(graph, program, base))
+        lowering = self._lowering(graph, program, division, base)
+        return CudaExecutable(graph, program, division, self.engine, seed, base, lowering)
 
-    def _lowering(self, graph: Graph, program: CudaProgram, base: int) -> Lowering:
+    def _lowering(self, graph: Graph, program: CudaProgram, division: Division, base: int) -> Lowering:
         every = list(flattened(program.plan.launches))
         products = sum(isinstance(launch, Product) for launch in every)
         fused = sum(isinstance(x, Generated) and _computes(x) > 1 for x in every)
@@ -123,9 +126,9 @@ class CudaDevice:
             fused=fused,
             products=products,
             arena_bytes=base + program.plan.arena_bytes,
-            product_engine="own kernels",
-            workspace_bytes=program.workspace_bytes,
-            notes=(*self.engine.report, *program.plan.notes),
+            product_engine=division.words,
+            workspace_bytes=program.workspace_bytes + division.workspace_bytes,
+            notes=(*self.engine.report, *division.notes, *program.plan.notes),
         )
 
     @told

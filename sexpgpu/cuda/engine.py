@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from sexpgpu.cuda.allocator import Allocator, Arena
 from sexpgpu.cuda.arguments import prepared
 from sexpgpu.cuda.context import Context, Kernel, Module
 from sexpgpu.cuda.cubin_cache import CubinCache
+from sexpgpu.cuda.matmul import Rules
+from sexpgpu.cuda.products import Division, Library, own_division
 from sexpgpu.cuda.transfer import Uploads
-from sexpgpu.plan.kernel import Place
+from sexpgpu.plan.kernel import Place, Plan
 from sexpgpu.settings import Settings
 
 # Arrays up to this size go through pinned memory.
@@ -33,9 +36,10 @@ class Engine:
         self.settings = settings
         self.stream = context.stream()
         self.allocator = Allocator(context, self.stream)
-        # Plans never run at once and keep nothing between calls, so all share one arena and one workspace.
+        # Plans never run at once and keep nothing between calls, so all share one arena and the workspaces.
         self.arena = Arena(self.allocator)
         self.workspace = Arena(self.allocator)
+        self.product_workspace = Arena(self.allocator)
         self.uploads = Uploads(context, self.stream, UPLOAD_BYTES)
         self.report: list[str] = []
         # Timed calls, where times are asked for.
@@ -44,6 +48,20 @@ class Engine:
         # By their sources.
         self._modules: dict[str, Module] = {}
         self._sums: dict[CudaLaunch, Kernel] = {}
+
+    @cached_property
+    def library(self) -> Library | None:
+        """What multiplies beside our own kernels. Raises E-DEV-003, E-DEV-004 where it cannot be had."""
+        if self.settings.products == "own":
+            return None
+        return Library(Rules(self.settings.allow_tf32, not self.settings.deterministic))
+
+    def divide(self, plan: Plan) -> Division:
+        """Who runs the products of a plan. Where there are none, no library is loaded."""
+        made = own_division(plan)
+        if not made.own or self.library is None:
+            return made
+        return self.library.divide(plan)
 
     def load(self, program: CudaProgram) -> dict[str, Kernel]:
         """Every kernel of a program by its name, compiled where the cache does not hold it."""
@@ -101,4 +119,9 @@ class Engine:
         return float(sums.sum())
 
     def close(self) -> None:
-        self.context.close()
+        library = self.__dict__.get("library")
+        try:
+            if library is not None:
+                library.close()
+        finally:
+            self.context.close()

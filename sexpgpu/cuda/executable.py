@@ -14,10 +14,10 @@ from sexpgpu.codegen.cuda_program import CudaProgram
 from sexpgpu.codegen.numba_indexed import FLAG_BASE
 from sexpgpu.cuda.arguments import prepared
 from sexpgpu.cuda.context import Graph as CapturedGraph
-from sexpgpu.cuda.context import Launch as PreparedLaunch
 from sexpgpu.cuda.engine import Engine
 from sexpgpu.cuda.failure import told
-from sexpgpu.cuda.timed import TimedLaunches
+from sexpgpu.cuda.products import Division
+from sexpgpu.cuda.timed import TimedLaunches, Work
 from sexpgpu.cuda.transfer import Readback, Uploads
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.host import evaluate
@@ -30,7 +30,7 @@ from sexpgpu.randomness import key_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sexpgpu.plan.work import Work
+    from sexpgpu.plan.work import Work as Described
 
     Array = NDArray[Any]
 
@@ -54,14 +54,23 @@ class CudaExecutable:
     """A loaded plan. Bind every external buffer, then `run` as often as wanted, then read outputs."""
 
     def __init__(
-        self, graph: Graph, program: CudaProgram, engine: Engine, seed: int, base_bytes: int, lowering: Lowering
+        self,
+        graph: Graph,
+        program: CudaProgram,
+        division: Division,
+        engine: Engine,
+        seed: int,
+        base_bytes: int,
+        lowering: Lowering,
     ) -> None:
         self.graph, self.program, self.plan, self.engine = graph, program, program.plan, engine
+        self.division = division
         self.lowering = lowering
         self._base_bytes = base_bytes
         self._kernels = engine.load(program)
         engine.arena.reserve(base_bytes + self.plan.arena_bytes)
         engine.workspace.reserve(program.workspace_bytes)
+        engine.product_workspace.reserve(division.workspace_bytes)
         self._bound: dict[str, Bound] = {}
         self._numbers = {buffer.name: n for n, buffer in enumerate(self.plan.buffers)}
         self._runtime = self._runtime_places()
@@ -73,7 +82,7 @@ class CudaExecutable:
         sizes = [self.plan.outputs[name][1].size_bytes for name in self._small]
         self._readback = Readback(engine.context, engine.stream, [*sizes, 16 * len(self.plan.flags)])
         # With their numbers in the plan.
-        self._launches: list[tuple[int, PreparedLaunch]] = []
+        self._launches: list[tuple[int, Work]] = []
         # Where every buffer was when the launches were made, the workspace last; and what this depends on.
         self._places: tuple[int, ...] = ()
         self._made_for: tuple[int, ...] = ()
@@ -118,7 +127,7 @@ class CudaExecutable:
         return self.plan.externals
 
     @cached_property
-    def works(self) -> Sequence[Work]:
+    def works(self) -> Sequence[Described]:
         from sexpgpu.plan.work import works_of
 
         return works_of(self.plan, self.graph)
@@ -171,8 +180,10 @@ class CudaExecutable:
     def _place_buffers(self) -> bool:
         """Makes the launches anew where a buffer has another place than at the last call; whether they were made."""
         # Asking where they are may move them.
-        _ = self.engine.arena.address, self.engine.workspace.address
-        made_for = (self.engine.arena.moved, self.engine.workspace.moved, self._bindings)
+        arenas = (self.engine.arena, self.engine.workspace, self.engine.product_workspace)
+        for arena in arenas:
+            _ = arena.address
+        made_for = (*(arena.moved for arena in arenas), self._bindings)
         if made_for == self._made_for:
             return False
         self._forget_launches()
@@ -200,12 +211,13 @@ class CudaExecutable:
         for _, launch in self._launches:
             launch.run(self.engine.stream)
 
-    def _prepare(
-        self, launches: Iterable[Launch], number: int, addresses: list[int]
-    ) -> Iterator[tuple[int, PreparedLaunch]]:
+    def _prepare(self, launches: Iterable[Launch], number: int, addresses: list[int]) -> Iterator[tuple[int, Work]]:
         """The launches with their parameters, those of loops once for every iteration, the first of them having `number`."""
         for launch in launches:
             if not isinstance(launch, Loop):
+                if number in self.division.chosen:
+                    workspace = self.engine.product_workspace.address
+                    yield number, self.division.chosen[number].at(self._address_in(addresses), workspace)
                 for made in self.program.launches[number]:
                     kernel = self._kernels[made.kernel.name]
                     yield number, prepared(kernel, made, self._address_in(addresses), self._places[-1])

@@ -1,4 +1,4 @@
-"""A failing driver as the user's error: what was called, and what the driver says of it."""
+"""A failing driver or library as the user's error: what was called, and what it says of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
+from sexpgpu.cuda.binding import CallFailed
 from sexpgpu.cuda.driver import DriverError
 from sexpgpu.errors import Error
 
@@ -14,20 +15,20 @@ Result = TypeVar("Result")
 
 
 def told(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Lets a call of the driver that fails be E-DEV-005."""
+    """Lets a call of the driver or of a library that fails be E-DEV-005."""
 
     @wraps(call)
     def wrapped(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
         try:
             return call(*arguments, **named)
-        except DriverError as error:
+        except CallFailed as error:
             raise failure(error) from error
 
     return wrapped
 
 
-def failure(error: DriverError) -> Error:
+def failure(error: CallFailed) -> Error:
     notes = ["go on from the last checkpoint with --resume latest"]
-    if error.sticky:
+    if isinstance(error, DriverError) and error.sticky:
         notes.insert(0, "the card takes no more work from this process; see nvidia-smi and dmesg")
     return Error("E-DEV-005", f"the CUDA device failed: {error}", notes=notes)

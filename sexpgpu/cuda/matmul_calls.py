@@ -25,7 +25,7 @@ from sexpgpu.cuda.cublas import (
     PreferenceAttribute,
     Proposal,
 )
-from sexpgpu.cuda.matmul import WORKSPACE_BYTES, Matmul, Stored, check
+from sexpgpu.cuda.matmul import WORKSPACE_BYTES, Matmul, Stored, Three, check
 
 _HANDLE = ctypes.c_void_p
 # A number: the complement of flags has known ones alone.
@@ -138,9 +138,8 @@ class PreparedMatmul:
     ) -> None:
         self.matmul = matmul
         self._calls, self._handle, self._workspace = calls, handle, workspace
-        self._addresses = [
-            tuple(base + offset for base, offset in zip(addresses, call, strict=True)) for call in matmul.calls
-        ]
+        left, right, result = addresses
+        self._addresses = [(left + b, right + a, result + c) for b, a, c in matmul.calls]
         # cuBLASLt reads both from the host at every call.
         self._alpha, self._beta = ctypes.c_float(1), ctypes.c_float(matmul.accumulate)
         self._descriptors = MatmulDescriptors(calls, matmul, bias)
@@ -179,12 +178,16 @@ class PreparedMatmul:
 
     def run(self, stream: Stream) -> None:
         """Gives the calls to a stream."""
+        self.run_at(self._addresses, self._workspace, stream)
+
+    def run_at(self, calls: Sequence[Three], workspace: int, stream: Stream) -> None:
+        """The same on other memory: the addresses of b, a and c for each call, aligned as the matmul says."""
         of = self._descriptors
-        for b, a, c in self._addresses:
+        for b, a, c in calls:
             self._calls.cublasLtMatmul(
                 self._handle, of.operation, ctypes.byref(self._alpha), b, of.left, a, of.right,
                 ctypes.byref(self._beta), c, of.result, c, of.result,
-                ctypes.byref(self._algorithm), self._workspace, WORKSPACE_BYTES, stream.handle,
+                ctypes.byref(self._algorithm), workspace, WORKSPACE_BYTES, stream.handle,
             )  # fmt: skip
 
 

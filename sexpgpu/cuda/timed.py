@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from sexpgpu.cuda.context import Context, Launch, Stream
+from sexpgpu.cuda.context import Context, Stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,10 +16,16 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 
+class Work(Protocol):
+    """A launch of a kernel, or the calls of a library: what is given to a stream."""
+
+    def run(self, stream: Stream) -> None: ...
+
+
 class TimedLaunches:
     """Launches with their numbers in the plan; an event stands before the first one and after each."""
 
-    def __init__(self, context: Context, stream: Stream, launches: Sequence[tuple[int, Launch]]) -> None:
+    def __init__(self, context: Context, stream: Stream, launches: Sequence[tuple[int, Work]]) -> None:
         self._stream = stream
         self._launches = launches
         self._marks = [context.event(timed=True) for _ in range(len(launches) + 1)]

@@ -56,6 +56,8 @@ class State:
     handles: dict[int, Held] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     images: dict[bytes, Code] = field(default_factory=dict)
+    # What simulated libraries beside the driver hold.
+    libraries: list[Callable[[], list[str]]] = field(default_factory=list)
     # Dependencies (node, earlier node) that graphs shall lack, by the nodes' names.
     forgotten_edges: list[tuple[str, str]] = field(default_factory=list)
 
@@ -186,4 +188,5 @@ class State:
         things = [type(held.thing).__name__ for held in self.handles.values() if type(held.thing).__name__ != "Kernel"]
         blocks = [f"{size} bytes of {card.figures.name}" for card in self.cards for size in card.blocks.values()]
         contexts = [f"the context of {card.figures.name}" for card in self.cards for _ in range(card.retained)]
-        return [*things, *blocks, *contexts, *self.unreturned]
+        beside = [thing for library in self.libraries for thing in library()]
+        return [*things, *blocks, *contexts, *self.unreturned, *beside]

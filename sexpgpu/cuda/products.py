@@ -1,0 +1,127 @@
+"""Products by cuBLASLt: which of a plan's it runs, the words why our own kernels run the others, and their calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sexpgpu.codegen.cuda_emit import alignment_of
+from sexpgpu.cuda import cublas
+from sexpgpu.cuda.context import Stream
+from sexpgpu.cuda.matmul import WORKSPACE_BYTES, Matmul, Rules, Three, describe
+from sexpgpu.cuda.matmul_calls import NoAlgorithm, PreparedMatmul, new_handle
+from sexpgpu.plan.kernel import Place, Plan, Product, flattened
+
+NOWHERE: Three = (0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A product of a plan that the library runs: the calls of its matmul differ from others of its shape in their
+    places alone."""
+
+    matmul: Matmul
+    prepared: PreparedMatmul
+
+    def at(self, address: Callable[[Place], int], workspace: int) -> PlacedProduct:
+        bases = [address(place) for place in self.matmul.places]
+        calls = tuple(_moved(bases, call) for call in self.matmul.calls)
+        return PlacedProduct(self.prepared, calls, workspace)
+
+
+@dataclass(frozen=True)
+class PlacedProduct:
+    """The calls of a product, with the addresses of b, a and c of each."""
+
+    prepared: PreparedMatmul
+    calls: Sequence[Three]
+    workspace: int
+
+    def run(self, stream: Stream) -> None:
+        self.prepared.run_at(self.calls, self.workspace, stream)
+
+
+def _moved(bases: Sequence[int], offsets: Three) -> Three:
+    b, a, c = (base + offset for base, offset in zip(bases, offsets, strict=True))
+    return b, a, c
+
+
+@dataclass(frozen=True)
+class Division:
+    """Who runs the products of a plan: the library those of `chosen`, by their launches' numbers; of the others, how many
+    for which reason."""
+
+    chosen: Mapping[int, Chosen] = field(default_factory=dict)
+    own: Mapping[str, int] = field(default_factory=dict)
+    library: str = ""
+
+    @property
+    def words(self) -> str:
+        """`36 cuBLASLt 13.1.0, 3 own kernels`, as the lowering report has it."""
+        parts = [f"{len(self.chosen)} {self.library}"] if self.chosen else []
+        others = sum(self.own.values())
+        return ", ".join([*parts, f"{others} own kernels"] if others else parts)
+
+    @property
+    def notes(self) -> list[str]:
+        return [f"products: {count} by our own kernels: {reason}" for reason, count in self.own.items() if reason]
+
+    @property
+    def workspace_bytes(self) -> int:
+        return WORKSPACE_BYTES if self.chosen else 0
+
+
+class Library:
+    """cuBLASLt in the current context. What it was told of a shape is kept for the next product of that shape."""
+
+    def __init__(self, rules: Rules, calls: Any = None) -> None:
+        self.calls = calls or cublas.cublas()
+        self.rules = rules
+        self.handle = new_handle(self.calls)
+        self.name = "cuBLASLt " + ".".join(map(str, cublas.version(self.calls)))
+        self._prepared: dict[Matmul, PreparedMatmul | str] = {}
+
+    def divide(self, plan: Plan) -> Division:
+        """The library takes what it can; a shape for which it has no algorithm is one that it cannot."""
+        alignment = alignment_of(plan)
+        chosen: dict[int, Chosen] = {}
+        own: Counter[str] = Counter()
+        for number, launch in enumerate(flattened(plan.launches)):
+            if isinstance(launch, Product):
+                found = self._choose(launch, alignment)
+                if isinstance(found, str):
+                    own[found] += 1
+                else:
+                    chosen[number] = found
+        return Division(chosen, own, self.name)
+
+    def _choose(self, product: Product, alignment: Callable[[Place], int]) -> Chosen | str:
+        matmul = describe(product, alignment, rules=self.rules)
+        if isinstance(matmul, str):
+            return matmul
+        shape = replace(matmul, calls=(NOWHERE,), places=(Place(0),) * 3)
+        if shape not in self._prepared:
+            self._prepared[shape] = self._prepare(shape)
+        prepared = self._prepared[shape]
+        return prepared if isinstance(prepared, str) else Chosen(matmul, prepared)
+
+    def _prepare(self, shape: Matmul) -> PreparedMatmul | str:
+        try:
+            return PreparedMatmul(self.calls, self.handle, shape, NOWHERE, 0, 0)
+        except NoAlgorithm as none:
+            return str(none)
+
+    def close(self) -> None:
+        while self._prepared:
+            prepared = self._prepared.popitem()[1]
+            if not isinstance(prepared, str):
+                prepared.close()
+        self.calls.cublasLtDestroy(self.handle)
+
+
+def own_division(plan: Plan) -> Division:
+    """Our own kernels run all."""
+    count = sum(isinstance(launch, Product) for launch in flattened(plan.launches))
+    return Division(own={"": count} if count else {})
