@@ -233,6 +233,40 @@ def test_a_register_that_is_read_before_it_is_written_is_found() -> None:
     assert "add.u32 %r3, %r2, 1" in finding.where
 
 
+def test_a_register_that_is_never_written_is_found() -> None:
+    text = kernel("add.u32 %r3, %r2, 1;", ".reg .b32 %r<4>;")
+    (finding,) = launch(text, Memory(1 << 16)).findings
+    assert finding.detail == "%r2 is read before it is written"
+
+
+@pytest.mark.parametrize("space", ["shared", "local"])
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("ld.SPACE.u32 %r1, [%r0+2];", "misaligned"),
+        ("st.SPACE.u16 [%r0+1], %h;", "misaligned"),
+        ("st.SPACE.v2.u32 [%r0+4], {%r0, %r0};", "misaligned"),
+        ("st.SPACE.u32 [%r0+16], %r0;", "out-of-bounds"),
+        ("st.SPACE.u32 [%r0+-4], %r0;", "out-of-bounds"),
+    ],
+)
+def test_shared_and_local_accesses_are_aligned_and_inside(space: str, text: str, kind: str) -> None:
+    declared = f".reg .b32 %r<2>; .reg .b16 %h; .{space} .align 16 .b8 s[16];"
+    with pytest.raises(Fault) as caught:
+        launch(
+            kernel(f"mov.u32 %r0, s; mov.u16 %h, 1; {text.replace('SPACE', space)}", declared), Memory(1 << 16), block=1
+        )
+    assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize("address", ["%x_at", "%s", "%l"])
+def test_isspacep_tells_the_space_of_a_generic_address(address: str) -> None:
+    for space, own in {"global": "%x_at", "shared": "%s", "local": "%l"}.items():
+        body = f""".shared .align 4 .b8 v[8]; .local .align 4 .b8 w[8]; .reg .b64 %s, %l;
+        mov.u64 %s, v; cvta.shared.u64 %s, %s; mov.u64 %l, w; cvta.local.u64 %l, %l; isspacep.{space} %d, {address};"""
+        assert evaluate(body, "pred", x=("u32", range(32))).tolist() == [address == own] * 32
+
+
 def test_words_are_packed_and_unpacked_low_part_first() -> None:
     body = ".reg .b16 %h<4>; mov.b64 {%h0, %h1, %h2, %h3}, %x; mov.b64 %d, {%h3, %h2, %h1, %h0};"
     x = [0x0123456789ABCDEF, 1, 2**63, 0] * 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import math
 import struct
 from fractions import Fraction
 from typing import Any
@@ -65,6 +66,23 @@ def test_fma_agrees_with_libm_on_any_bits(kind: str, name: str, ctype: Any) -> N
     fma.restype, fma.argtypes = ctype, [ctype] * 3
     size = np.dtype(SIZES[kind][0]).itemsize
     x, y, z = (RNG.integers(0, 2**63, 4096 * 8 // size, dtype=np.uint64).view(SIZES[kind][0])[:4096] for _ in range(3))
+    found = evaluate(f"fma.rn.{kind} %d, %x, %y, %z;", kind, x=(kind, x), y=(kind, y), z=(kind, z))
+    wanted = np.array([fma(*map(float, one)) for one in zip(x, y, z)], found.dtype)
+    np.testing.assert_array_equal(found, wanted)
+    known = ~np.isnan(wanted)
+    assert np.array_equal(np.signbit(found[known]), np.signbit(wanted[known]))
+
+
+@pytest.mark.parametrize(("kind", "name", "ctype"), [("f32", "fmaf", ctypes.c_float), ("f64", "fma", ctypes.c_double)])
+def test_fma_agrees_with_libm_on_zeros_infinities_and_limits(kind: str, name: str, ctype: Any) -> None:
+    fma = getattr(LIBM, name)
+    fma.restype, fma.argtypes = ctype, [ctype] * 3
+    limits = np.finfo(SIZES[kind][0])
+    some: list[Any] = [0.0, 1.0, math.inf, limits.max, limits.tiny, limits.smallest_subnormal, 1.5]
+    values = [math.nan, *some, *(-value for value in some)]
+    cases = [(x, y, z) for x in values for y in values for z in values]
+    cases += cases[: -len(cases) % 32]
+    x, y, z = (np.array(column, SIZES[kind][0]) for column in zip(*cases))
     found = evaluate(f"fma.rn.{kind} %d, %x, %y, %z;", kind, x=(kind, x), y=(kind, y), z=(kind, z))
     wanted = np.array([fma(*map(float, one)) for one in zip(x, y, z)], found.dtype)
     np.testing.assert_array_equal(found, wanted)

@@ -240,6 +240,36 @@ def test_a_part_of_a_warp_faults_at_a_matrix_instruction(text: str) -> None:
     assert caught.value.kind == "partial-warp"
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_stmatrix_writes_what_ldmatrix_reads(count: int, turned: bool) -> None:
+    words = RNG.integers(0, 2**32, (count, 32), dtype=np.uint32)
+    names = ", ".join(f"%r{n}" for n in range(count))
+    text = kernel(
+        "mov.u32 %i, %tid.x; mul.wide.u32 %rd1, %i, 4; add.u64 %rd2, %rd1, %out_at; add.u64 %rd1, %rd1, %in_at;"
+        + "".join(f"ld.global.b32 %r{n}, [%rd1+{128 * n}];" for n in range(count))
+        + f"""shl.b32 %a, %i, 4; stmatrix.sync.aligned.m8n8.x{count}{".trans" if turned else ""}.shared.b16 [%a], {{{names}}};
+        bar.sync 0; shl.b32 %a, %i, 2;"""
+        + "".join(f"ld.shared.b32 %w, [%a+{128 * n}]; st.global.b32 [%rd2+{128 * n}], %w;" for n in range(count)),
+        f".reg .b32 %r<{count}>, %i, %a, %w; .reg .b64 %rd<3>; .shared .align 16 .b8 s[{128 * count}];",
+        ["in", "out"],
+    )
+    memory = Memory(1 << 16)
+    at, out = memory.put(words), memory.allocate(128 * count)
+    assert launch(text, memory, at, out).findings == []
+    found = memory.read(out, 64 * count, np.uint16).reshape(count, 8, 8)
+    for number, matrix in enumerate(found):
+        rows = np.zeros((8, 8), np.uint16)
+        for lane in range(32):
+            rows[lane // 4, lane % 4 * 2 : lane % 4 * 2 + 2] = words[number, lane : lane + 1].view(np.uint16)
+        assert matrix.tolist() == (rows.T if turned else rows).tolist()
+
+
+def test_movmatrix_turns_a_matrix_over() -> None:
+    found = shuffled("movmatrix.sync.aligned.m8n8.trans.b16 %d, %x;").view(np.uint16).reshape(2, 8, 8)
+    assert found.tolist() == X.view(np.uint16).reshape(2, 8, 8).transpose(0, 2, 1).tolist()
+
+
 @pytest.mark.parametrize(("wait", "kinds"), [(0, set()), (1, {"asynchronous-copy"})])
 def test_wait_group_leaves_the_newest_groups_in_flight(wait: int, kinds: set[str]) -> None:
     text = kernel(

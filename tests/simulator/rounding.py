@@ -72,9 +72,10 @@ def fma64(a: Any, b: Any, c: Any) -> Array:
     middle, middle_error = two_sum(c, product_error)
     high, high_error = two_sum(product, middle)
     result = high + to_odd(*two_sum(middle_error, high_error))
-    plain = (product == 0) | (c == 0) | ~(np.isfinite(a) & np.isfinite(b) & np.isfinite(c))
-    plain &= ~((product == 0) & (a != 0) & (b != 0))
-    result = np.where(plain, a * b + c, result)
+    finite = np.isfinite(a) & np.isfinite(b)
+    plain = ~(finite & np.isfinite(c))
+    plain |= (a == 0) | (b == 0) | ((c == 0) & (product != 0))
+    result = np.where(plain, np.where(finite & ~np.isfinite(c), c, a * b + c), result)
     large = np.maximum(np.maximum(np.abs(a), np.abs(b)), np.abs(c)) > 2.0**500
     doubtful = ~plain & (large | (np.abs(a * b) < 2.0**-900) | (np.abs(result) < 2.0**-1000))
     for place in np.flatnonzero(doubtful):
