@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +118,42 @@ def test_tensors_are_read_one_at_a_time_and_in_order(tmp_path: Path) -> None:
     path = save(tmp_path, 1, {name: reading(name) for name in kept}, {}, {})
     assert alive == list(kept)
     assert all(np.array_equal(load(path).parameters[name], array) for name, array in kept.items())
+
+
+def test_files_are_synced_at_once_and_every_tensor_is_read_by_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[threading.Thread] = []
+    together, sync = threading.Barrier(3, timeout=30), os.fsync
+
+    def slow(handle: int) -> None:
+        # Parameters, optimizer and state wait for each other; what comes after them is this thread's.
+        if threading.current_thread() is not threading.main_thread():
+            together.wait()
+        sync(handle)
+
+    def reading(value: float) -> Unread:
+        def read() -> NDArray[Any]:
+            readers.append(threading.current_thread())
+            return np.full((3, 5), value, np.float32)
+
+        return Unread(np.dtype(np.float32), (3, 5), read)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    made = load(save(tmp_path, 1, {"a": reading(1), "b": reading(2)}, {"c": reading(3)}, {}))
+    assert readers == [threading.current_thread()] * 3
+    assert [made.parameters["b"][0, 0], made.states["c"][2, 4]] == [2, 3]
+
+
+def test_a_tensor_that_cannot_be_read_ends_the_write_with_its_error(tmp_path: Path) -> None:
+    def fail() -> NDArray[Any]:
+        raise RuntimeError("the device is gone")
+
+    before = threading.active_count()
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        save(tmp_path, 1, {"a": Unread(np.dtype(np.float32), (1,), fail)}, STATES, {})
+    for _ in range(100):
+        if threading.active_count() == before:
+            break
+        time.sleep(0.01)
+    assert threading.active_count() == before and not (tmp_path / "step-00000001").exists()

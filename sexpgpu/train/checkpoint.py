@@ -10,16 +10,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from sexpgpu.errors import Error
+
+if TYPE_CHECKING:
+    from queue import SimpleQueue
 
 PARAMETERS, OPTIMIZER, STATE, MANIFEST = "params.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 NAME = re.compile(r"step-(\d{8})")
@@ -35,6 +39,7 @@ class Unread(msgspec.Struct, frozen=True):
 
 
 Tensors = Mapping[str, NDArray[Any] | Unread]
+Piece = bytes | memoryview
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -59,20 +64,18 @@ def save(
     copies: Iterable[Path] = (),
 ) -> Path:
     """Write `folder/step-XXXXXXXX`; `copies` are files that go along. A whole one of this step is replaced."""
-    import msgspec
-
     final = folder / folder_name(step)
     temporary = folder / f"{final.name}.tmp-{os.getpid()}"
     try:
         folder.mkdir(exist_ok=True)
         temporary.mkdir()
-        manifest = {
-            PARAMETERS: _write_tensors(temporary / PARAMETERS, parameters),
-            OPTIMIZER: _write_tensors(temporary / OPTIMIZER, states),
-            STATE: _write(temporary / STATE, [msgspec.json.format(msgspec.json.encode(state))]),
+        files = {
+            PARAMETERS: _pieces_of(parameters),
+            OPTIMIZER: _pieces_of(states),
+            STATE: [msgspec.json.format(msgspec.json.encode(state))],
+            **{source.name: [source.read_bytes()] for source in copies},
         }
-        for source in copies:
-            manifest[source.name] = _write(temporary / source.name, [source.read_bytes()])
+        manifest = _write_together(temporary, files)
         _write(temporary / MANIFEST, [msgspec.json.format(msgspec.json.encode({"files": manifest}))])
         _sync(temporary)
         if final.exists():
@@ -87,10 +90,8 @@ def save(
     return final
 
 
-def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:
+def _pieces_of(tensors: Tensors) -> Iterable[Piece]:
     """A safetensors file: length of the header, header, tensors end to end."""
-    import msgspec
-
     header: dict[str, Any] = {}
     offset = 0
     for name, tensor in tensors.items():
@@ -104,7 +105,7 @@ def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:
     text = msgspec.json.encode(header)
     # The header is padded with spaces, so that the first tensor begins at a multiple of 8 bytes.
     text += b" " * (-len(text) % 8)
-    return _write(path, chain([len(text).to_bytes(8, "little"), text], map(_bytes_of, tensors.values())))
+    return chain([len(text).to_bytes(8, "little"), text], map(_bytes_of, tensors.values()))
 
 
 def _bytes_of(tensor: NDArray[Any] | Unread) -> memoryview:
@@ -112,7 +113,61 @@ def _bytes_of(tensor: NDArray[Any] | Unread) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
+def _write_together(folder: Path, files: Mapping[str, Iterable[Piece]]) -> dict[str, dict[str, Any]]:
+    """Write files, each by a thread of its own, as copying to the system's cache keeps a core busy; what the manifest says
+    of them. A piece is read by this thread, when its file's thread waits for one: a file holds one tensor at a time."""
+    from queue import SimpleQueue
+    from threading import Thread
+
+    # A file's name when it wants a piece, None when its thread is done.
+    asked: SimpleQueue[str | None] = SimpleQueue()
+    handed: dict[str, SimpleQueue[Piece | None]] = {name: SimpleQueue() for name in files}
+    written: dict[str, dict[str, Any]] = {}
+    problems: list[Exception] = []
+
+    def next_piece(name: str) -> Piece | None:
+        asked.put(name)
+        return handed[name].get()
+
+    def write(name: str) -> None:
+        try:
+            written[name] = _write(folder / name, iter(partial(next_piece, name), None))
+        except Exception as problem:
+            problems.append(problem)
+        asked.put(None)
+
+    for name in files:
+        Thread(target=write, args=(name,), daemon=True).start()
+    _hand_over(files, asked, handed, problems)
+    if problems:
+        raise problems[0]
+    return {name: written[name] for name in files}
+
+
+def _hand_over(
+    files: Mapping[str, Iterable[Piece]],
+    asked: SimpleQueue[str | None],
+    handed: Mapping[str, SimpleQueue[Piece | None]],
+    problems: list[Exception],
+) -> None:
+    """Until every file's thread is done; after the first problem there are no more pieces."""
+    pieces = {name: iter(files[name]) for name in files}
+    running = len(files)
+    while running:
+        name = asked.get()
+        if name is None:
+            running -= 1
+            continue
+        piece = None
+        if not problems:
+            try:
+                piece = next(pieces[name], None)
+            except Exception as problem:
+                problems.append(problem)
+        handed[name].put(piece)
+
+
+def _write(path: Path, pieces: Iterable[Piece]) -> dict[str, Any]:
     """Make the file, write, sync; what the manifest says of it."""
     from xxhash import xxh3_128
 
