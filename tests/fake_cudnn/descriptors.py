@@ -81,7 +81,8 @@ class Descriptor:
         missing = [attribute.name for attribute in NEEDED[self.kind] if attribute not in self.values]
         require(not missing, f"{self.kind.name} lacks {missing}")
         for attribute, elements in self.values.items():
-            if attribute.value[1] == Type.BACKEND_DESCRIPTOR:
+            of: Type = attribute.value[1]
+            if of is Type.BACKEND_DESCRIPTOR:
                 for other in elements:
                     unfinished = f"{self.get(other).kind.name} in {attribute.name} is not finalized"
                     require(self.get(other).finalized, unfinished, NOT_FINALIZED)
