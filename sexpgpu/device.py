@@ -49,7 +49,7 @@ def choose(settings: Settings) -> Choice:
     """The device kind that the settings ask for. `auto` takes cuda where it can run, and says why not otherwise."""
     first = settings.devices[0] if settings.devices else None
     if settings.device == "auto":
-        problem = _problem_of_cuda(first or 0)
+        problem = _problem_of_cuda(Choice("cuda", first), settings)
         if problem is not None:
             return Choice("cpu", None, f"device auto: cpu, because {_reason(problem)}")
         return Choice("cuda", first, "device auto: cuda is available")
@@ -57,9 +57,9 @@ def choose(settings: Settings) -> Choice:
     return Choice("cuda" if kind == "cuda" else "cpu", int(ordinal) if ordinal else first)
 
 
-def _problem_of_cuda(ordinal: int) -> Error | None:
+def _problem_of_cuda(choice: Choice, settings: Settings) -> Error | None:
     try:
-        refuse_absent(Choice("cuda", ordinal))
+        refuse_absent(choice, settings)
     except Error as problem:
         return problem
     return None
@@ -91,8 +91,9 @@ def missing_for_cuda() -> list[str]:
     return missing
 
 
-def refuse_absent(choice: Choice) -> None:
-    """E-DEV-001 where the device cannot be had. Nothing is opened."""
+def refuse_absent(choice: Choice, settings: Settings) -> None:
+    """E-DEV-001 where the device cannot be had, E-DP-001 where the list of devices names what is not there. Nothing is
+    opened."""
     if choice.kind != "cuda":
         return
     from sexpgpu.cuda.probe import probe_driver, require
@@ -102,17 +103,30 @@ def refuse_absent(choice: Choice) -> None:
         asked = "cuda" if choice.ordinal is None else f"cuda:{choice.ordinal}"
         notes = [*missing, "needs sexpgpu-linux-cuda, or pip install 'sexpgpu[cuda]' on Linux", TO_THE_CPU]
         raise Error("E-DEV-001", f"device {asked} cannot be used here", notes=notes)
+    driver = probe_driver()
+    _refuse_listed(settings.devices or (), len(driver.cards))
     try:
-        require(probe_driver(), choice.ordinal or 0)
+        require(driver, choice.ordinal or 0)
     except Error as problem:
         problem.notes.append(TO_THE_CPU)
         raise
 
 
+def _refuse_listed(devices: tuple[int, ...], visible: int) -> None:
+    fix = "list visible ordinals once each, SEXPGPU_DEVICES=0,1"
+    for ordinal in devices:
+        if visible and ordinal >= visible:
+            message = f"SEXPGPU_DEVICES names ordinal {ordinal}; {visible} visible, counted from 0"
+            raise Error("E-DP-001", message, notes=[fix])
+    if len(devices) > 1:
+        notes = [f"name one of them, SEXPGPU_DEVICES={devices[0]}"]
+        raise Error("E-DEV-001", "one run on several GPUs is not available yet", notes=notes)
+
+
 def open_device(choice: Choice, settings: Settings) -> Device:
     """The device, ready to hold memory. A device that cannot be had is E-DEV-001: never another one instead."""
     if choice.kind == "cuda":
-        refuse_absent(choice)
+        refuse_absent(choice, settings)
         from sexpgpu.cuda.device import open_cuda
 
         return open_cuda(settings, choice.ordinal or 0)

@@ -262,6 +262,41 @@ def test_what_a_card_cannot_do_ends_a_run_with_its_code_and_never_on_the_cpu(
     assert nothing_wrong(driver)
 
 
+@pytest.mark.parametrize("words, variables", [(("--device", "cuda:1"), ""), (("--device", "cuda"), "1")])
+def test_a_run_takes_the_card_that_is_named(
+    words: tuple[str, ...], variables: str, command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeCuda(T4, A100)
+    install(driver, monkeypatch)
+    if variables:
+        monkeypatch.setenv("SEXPGPU_DEVICES", variables)
+    code, _, err = command("run", *DIGITS, *words, "--steps", "1")
+    assert code == 0, err
+    assert "lowering: cuda compute_80 NVIDIA A100-SXM4-80GB" in err
+    assert [card.peak_bytes > 0 for card in driver.cards] == [False, True]
+    assert nothing_wrong(driver)
+
+
+@pytest.mark.parametrize(
+    "variables, message",
+    [
+        ({"SEXPGPU_DEVICES": "0,2"}, "error[E-DP-001]: SEXPGPU_DEVICES names ordinal 2; 2 visible, counted from 0"),
+        ({"SEXPGPU_DEVICES": "0,1"}, "error[E-DEV-001]: one run on several GPUs is not available yet"),
+        ({"SEXPGPU_MEMORY": "1GiB"}, "error[E-MEM-001]: the run needs "),
+    ],
+)
+def test_what_the_variables_ask_in_vain_ends_a_run(
+    variables: dict[str, str], message: str, command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeCuda(A100, A100)
+    install(driver, monkeypatch)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    code, _, err = command("run", *DIGITS, "--device", "cuda", "--steps", "1")
+    assert code == 1 and message in err
+    assert nothing_wrong(driver)
+
+
 def test_auto_takes_a_card_that_can_run_and_says_why_not_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
