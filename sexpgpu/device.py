@@ -59,7 +59,7 @@ def choose(settings: Settings) -> Choice:
 
 def _problem_of_cuda(choice: Choice, settings: Settings) -> Error | None:
     try:
-        refuse_absent(choice, settings)
+        refuse_absent(choice, settings.devices)
     except Error as problem:
         return problem
     return None
@@ -91,9 +91,8 @@ def missing_for_cuda() -> list[str]:
     return missing
 
 
-def refuse_absent(choice: Choice, settings: Settings) -> None:
-    """E-DEV-001 where the device cannot be had, E-DP-001 where the list of devices names what is not there. Nothing is
-    opened."""
+def refuse_absent(choice: Choice, listed: tuple[int, ...] | None = None) -> None:
+    """E-DEV-001 where the device cannot be had, E-DP-001 where a `listed` ordinal is not there. Nothing is opened."""
     if choice.kind != "cuda":
         return
     from sexpgpu.cuda.probe import probe_driver, require
@@ -104,7 +103,7 @@ def refuse_absent(choice: Choice, settings: Settings) -> None:
         notes = [*missing, "needs sexpgpu-linux-cuda, or pip install 'sexpgpu[cuda]' on Linux", TO_THE_CPU]
         raise Error("E-DEV-001", f"device {asked} cannot be used here", notes=notes)
     driver = probe_driver()
-    _refuse_listed(settings.devices or (), len(driver.cards))
+    _refuse_listed(listed or (), len(driver.cards))
     try:
         require(driver, choice.ordinal or 0)
     except Error as problem:
@@ -126,7 +125,7 @@ def _refuse_listed(devices: tuple[int, ...], visible: int) -> None:
 def open_device(choice: Choice, settings: Settings) -> Device:
     """The device, ready to hold memory. A device that cannot be had is E-DEV-001: never another one instead."""
     if choice.kind == "cuda":
-        refuse_absent(choice, settings)
+        refuse_absent(choice, settings.devices)
         from sexpgpu.cuda.device import open_cuda
 
         return open_cuda(settings, choice.ordinal or 0)

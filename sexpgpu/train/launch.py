@@ -48,7 +48,7 @@ def run(request: Request, progress: Progress, stop: StopRequest | None = None) -
 def _run(request: Request, progress: Progress, stop: StopRequest, exchange: Exchange) -> Outcome:
     early = early_settings(request)
     choice = choose(early)
-    refuse_absent(choice, early)
+    refuse_absent(choice, early.devices)
     starts = Starts(request, early, progress.line)
     start = starts.find() or fresh(request, early)
     settings = final_settings(request, start.experiment)
