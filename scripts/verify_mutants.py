@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from sexpgpu.codegen.cuda_source import CudaKernel
 from sexpgpu.cuda.nvrtc import SourceRejected
 from tests import cuda_corpus
 from tests.cuda_corpus import Case
@@ -44,35 +43,42 @@ OPERATORS: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
 
 @dataclass(frozen=True)
 class Mutant:
-    """`text`: the kernel's definition with the fault; `line`: the line that holds it."""
+    """`original`: the kernel's definition or a template that it is an instance of; `text`: the same with the fault;
+    `line`: the line that holds it."""
 
     case: Case
-    kernel: CudaKernel
     fault: str
     line: str
+    original: str
     text: str
 
 
 def mutants_of(case: Case) -> Iterator[Mutant]:
-    """The mutants of every kernel of a case, of each fault at most so many, spread over the text."""
+    """The mutants of every kernel of a case and of its templates."""
     for kernel in cuda_corpus.kernels_of(case):
-        code = re.sub(r"(?m)^\s*//.*$", lambda m: " " * len(m[0]), kernel.text)
-        for fault, pattern, replacement in OPERATORS:
-            sites = list(re.finditer(pattern, code, re.M))
-            for site in sites[:: max(-(-len(sites) // SITES), 1)]:
-                new = site.expand(replacement) if isinstance(replacement, str) else replacement(site)
-                if new == site[0]:
-                    continue
-                text = kernel.text[: site.start()] + new + kernel.text[site.end() :]
-                start = kernel.text.rfind("\n", 0, site.start()) + 1
-                line = kernel.text[start : kernel.text.find("\n", site.start())].strip()
-                yield Mutant(case, kernel, fault, line, text)
+        for text in (kernel.text, *(function for function in kernel.functions if "template" in function)):
+            yield from mutants_in(text, case)
+
+
+def mutants_in(original: str, case: Case) -> Iterator[Mutant]:
+    """Of each fault at most so many, spread over the text."""
+    code = re.sub(r"(?m)^\s*//.*$", lambda m: " " * len(m[0]), original)
+    for fault, pattern, replacement in OPERATORS:
+        sites = list(re.finditer(pattern, code, re.M))
+        for site in sites[:: max(-(-len(sites) // SITES), 1)]:
+            new = site.expand(replacement) if isinstance(replacement, str) else replacement(site)
+            if new == site[0]:
+                continue
+            text = original[: site.start()] + new + original[site.end() :]
+            start = original.rfind("\n", 0, site.start()) + 1
+            line = original[start : original.find("\n", site.start())].strip()
+            yield Mutant(case, fault, line, original, text)
 
 
 def verdict(mutant: Mutant, expected: list[np.ndarray]) -> str:
     """How the fault shows: `found`, `different`, `fault`; `rejected` where it is no CUDA C; `survives`."""
     try:
-        findings, outputs = cuda_corpus.run(mutant.case, lambda source: source.replace(mutant.kernel.text, mutant.text))
+        findings, outputs = cuda_corpus.run(mutant.case, lambda source: source.replace(mutant.original, mutant.text))
     except SourceRejected:
         return "rejected"
     except Exception as problem:
@@ -121,11 +127,14 @@ def _answer(here: Connection, late: bool) -> str:
 
 def check(found: Any, processes: int) -> None:
     """Runs all mutants; `found` is scripts/verify's record of what held."""
-    todo = []
+    # The first case of a template, or of a kernel, is where its faults must show.
+    first: dict[tuple[str, str], tuple[Mutant, list[np.ndarray]]] = {}
     for case in cuda_corpus.cases():
         findings, outputs = cuda_corpus.run(case)
         found.check(not findings, f"{case.name}: nothing is found in the kernels as they are", str(findings))
-        todo += [(mutant, outputs) for mutant in mutants_of(case)]
+        for mutant in mutants_of(case):
+            first.setdefault((mutant.original, mutant.text), (mutant, outputs))
+    todo = list(first.values())
     rows = [(mutant, how) for mutant, how in verdicts(todo, processes) if how != "rejected"]
     survivors = [mutant for mutant, how in rows if how == "survives"]
     for mutant in survivors:

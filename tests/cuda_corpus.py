@@ -11,9 +11,10 @@ import numpy as np
 from sexpgpu.codegen.cuda_attention import WIDEST_HEAD
 from sexpgpu.codegen.cuda_source import CudaKernel
 from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.ir.types import TensorType
 from sexpgpu.ops.pointwise import numpy_dtype
 from sexpgpu.plan.build import plan
-from sexpgpu.plan.kernel import Plan, Program
+from sexpgpu.plan.kernel import Buffer, Matrix, Place, Plan, Product, Program
 from tests import attending, programs
 from tests.on_simulator import Simulated
 from tests.programs import Builder, base_of, empty, launch_plan
@@ -94,7 +95,7 @@ def columns() -> list[Case]:
 
 
 def products() -> list[Case]:
-    made = []
+    made = [of_windows("f32", 1e-5), of_windows("bf16", 1e-2)]
     for name, a, b, axes in (
         ("product", (33, 45), (45, 66), ((1,), (0,))),
         ("product of transposes", (45, 70), (33, 45), ((0,), (1,))),
@@ -103,14 +104,24 @@ def products() -> list[Case]:
         operands = [field(graph, letter, "f32", shape) for letter, shape in (("a", a), ("b", b))]
         graph.outputs["out"] = graph.add("contract", operands, {"batch": ((), ()), "contracted": axes})
         made.append(of_graph(graph, {"a": normal(*a), "b": normal(*b)}, 1e-5))
-    narrow = Graph("narrow product")
-    operands = [field(narrow, letter, "bf16", shape) for letter, shape in (("a", (65, 136)), ("b", (33, 136)))]
-    narrow.outputs["out"] = narrow.add("contract", operands, {"batch": ((), ()), "contracted": ((1,), (1,))})
-    values = {
-        letter: normal(*shape).astype(numpy_dtype("bf16")) for letter, shape in (("a", (65, 136)), ("b", (33, 136)))
-    }
-    made.append(of_graph(narrow, values, 1e-2))
     return made
+
+
+def of_windows(dtype: Any, tolerance: float) -> Case:
+    """A weight's gradient: steps of the sum are the places of 10 × 16, columns the windows of 3 × 3 of 8 channels."""
+    m, n, k, image = 35, 8 * 9, 10 * 16, 12 * 18
+    rows, columns = ((10, 18), (16, 1)), ((8, image), (3, 18), (3, 1))
+    shapes = ((m, k), (8, image), (m, n))
+    arrays = [np.zeros(shape, numpy_dtype(dtype)) for shape in shapes]
+    for array in arrays[:2]:
+        array[...] = normal(*array.shape)
+    b = Matrix(Place(1), 0, 0, (0,), rows, columns)
+    launch = Product(dtype, m, n, k, Matrix(Place(0), k, 1, (0,)), b, Matrix(Place(2), n, 1, (0,)))
+    buffers = tuple(Buffer(f"buffer:{number}", array.nbytes, "external") for number, array in enumerate(arrays))
+    types = {buffer.name: TensorType(dtype, shape) for buffer, shape in zip(buffers, shapes, strict=True)}
+    whole = Plan((launch,), buffers, 0, types, {"out": (Place(2), types["buffer:2"])})
+    given = tuple((buffer.name, array) for buffer, array in zip(buffers, arrays, strict=True))
+    return Case(f"product of windows in {dtype}", whole, given[:2], tolerance)
 
 
 def attention() -> list[Case]:

@@ -196,10 +196,28 @@ def test_parts_of_a_sum_are_joined(monkeypatch: pytest.MonkeyPatch, count: int, 
     check((33, 36, 272), (True, False), "bf16", count=count, accumulate=adds)
 
 
-def test_few_results_of_long_sums_are_cut_into_parts() -> None:
+# Rows, columns, steps → the tile, parts of the sum: 18 tiles of a long sum are cut in 7, which fills 128 multiprocessors.
+CHOSEN = [
+    ((4096, 4096, 4096), (128, 128), 1),
+    ((8192, 768, 768), (128, 128), 1),
+    ((1024, 704, 96), (64, 64), 1),
+    ((768, 2304, 65536), (128, 128), 1),
+    ((352, 768, 50257), (128, 128), 7),
+    ((16, 32768, 144), (16, 128), 1),
+    ((32768, 16, 144), (128, 16), 1),
+    ((32, 16, 64), (32, 32), 1),
+]
+
+
+@pytest.mark.parametrize("shape, tile, parts", CHOSEN, ids=str)
+def test_sizes_choose_the_tile_and_the_parts(shape: tuple[int, int, int], tile: tuple[int, int], parts: int) -> None:
     places = [Matrix(Place(n), 64, 1, (0,)) for n in range(3)]
-    assert choose(Product("f32", 64, 64, 65536, *places)).parts > 1
-    assert choose(Product("f32", 64, 64, 64, *places)).parts == 1
+    made = choose(Product("f32", *shape, *places))
+    assert ((made.tile.rows, made.tile.columns), made.parts) == (tile, parts)
+
+
+def test_tiles_of_more_than_one_group_of_rows_cover_the_result() -> None:
+    check((330, 70, 5))
 
 
 def places_of(loops: Loops) -> Any:

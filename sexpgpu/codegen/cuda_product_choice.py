@@ -73,7 +73,9 @@ MULTIPROCESSORS = 128
 WARPS_TO_FILL = 8
 MOVED_ELEMENT = 0.25  # of a partial sum, written or read by the whole card
 LAUNCH = 800_000
-MOST_PARTS, LEAST_STEPS = 64, 256
+# A sum is cut only where its blocks leave half of the card idle, into no more than twice what fills it.
+MOST_BLOCKS, MOST_TURNS, LEAST_STEPS, MOST_PARTS_BYTES = MULTIPROCESSORS // 2, 2, 256, 64 << 20
+POWERS = (2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -90,25 +92,29 @@ def choose(launch: Product) -> Choice:
     if launch.dtype not in FLOATS:
         return Choice(OF_INTEGERS, 1, launch.k)
     tiles = TILES if launch.dtype == "f32" else TENSOR_TILES
-    ways = [Choice(tile, *cut) for tile in tiles for cut in _cuts(tile, launch.k)]
+    ways = [way for tile in tiles for way in _cuts(tile, launch)]
     return min(ways, key=lambda way: _cost(way, launch))
 
 
-def _cuts(tile: Tile | TensorTile, k: int) -> list[tuple[int, int]]:
-    """(parts, steps of each), every part of whole pieces of the tile's depth."""
-    made = [(1, k)]
-    parts = 2
-    while parts <= MOST_PARTS and k // parts >= LEAST_STEPS:
-        steps = -(-k // (parts * tile.depth)) * tile.depth
-        made.append((-(-k // steps), steps))
-        parts *= 2
+def _blocks(tile: Tile | TensorTile, launch: Product) -> int:
+    return -(-launch.m // tile.rows) * -(-launch.n // tile.columns) * len(launch.c.starts)
+
+
+def _cuts(tile: Tile | TensorTile, launch: Product) -> list[Choice]:
+    """The whole sum, and parts of whole pieces of the tile's depth."""
+    blocks, results = _blocks(tile, launch), launch.m * launch.n * len(launch.c.starts)
+    most = min(MOST_TURNS * MULTIPROCESSORS // blocks, launch.k // LEAST_STEPS, MOST_PARTS_BYTES // (4 * results))
+    made = [Choice(tile, 1, launch.k)]
+    for parts in (*POWERS, MULTIPROCESSORS // blocks):
+        if blocks <= MOST_BLOCKS and 2 <= parts <= most:
+            steps = -(-launch.k // (parts * tile.depth)) * tile.depth
+            made.append(Choice(tile, -(-launch.k // steps), steps))
     return made
 
 
 def _cost(way: Choice, launch: Product) -> float:
     tile, entries = way.tile, len(launch.c.starts)
-    blocks = -(-launch.m // tile.rows) * -(-launch.n // tile.columns) * entries * way.parts
-    turns = -(-blocks // MULTIPROCESSORS)
+    turns = -(-_blocks(tile, launch) * way.parts // MULTIPROCESSORS)
     filled = min(1.0, turns * tile.threads / 32 / WARPS_TO_FILL)
     time = turns * tile.rows * tile.columns * way.part_steps / (tile.speed * filled)
     if way.parts > 1:

@@ -168,9 +168,10 @@ __device__ __forceinline__ void product(const A& a, const B& b, C* c, long long 
         wait_groups<T::STAGES - 2>();
         __syncthreads();
         const int next = k + (T::STAGES - 1) * T::DEPTH;
+        const bool more = next < end;
         Element* const next_a = rows + spare * PieceA::SIZE;
         Element* const next_b = columns + spare * PieceB::SIZE;
-        if (next < end) {
+        if (more) {
             piece_a.load(a, steps_a[spare], next, end, next_a);
             piece_b.load(b, steps_b[spare], next, end, next_b);
             a.template tell<T::DEPTH>(steps_a[now], next + T::DEPTH, of_a);
@@ -194,7 +195,7 @@ __device__ __forceinline__ void product(const A& a, const B& b, C* c, long long 
                 for (int l = 0; l < T::WIDE; ++l)
                     multiply_add(TD(), sums[i][l], ys[i], xs[l / 2][l % 2 * 2], xs[l / 2][l % 2 * 2 + 1]);
         }
-        if (next < end) {
+        if (more) {
             piece_a.store(next_a);
             piece_b.store(next_b);
         }

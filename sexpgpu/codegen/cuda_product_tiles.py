@@ -214,7 +214,8 @@ __device__ __forceinline__ void product(const A& a, const B& b, C* c, long long 
     int now = 0;
     for (int k = first; k < end; k += T::DEPTH) {
         const int next = k + T::DEPTH;
-        if (next < end) {
+        const bool more = next < end;
+        if (more) {
             piece_a.load(a, steps_a[1 - now], next, end);
             piece_b.load(b, steps_b[1 - now], next, end);
             a.template tell<T::DEPTH>(steps_a[now], next + T::DEPTH, of_a);
@@ -235,7 +236,7 @@ __device__ __forceinline__ void product(const A& a, const B& b, C* c, long long 
                 for (int l = 0; l < T::WIDE; ++l)
                     sums[i][l] = multiply_add(ys[i / 4].at[i % 4], xs[l / 4].at[l % 4], sums[i][l]);
         }
-        if (next < end) {
+        if (more) {
             now = 1 - now;
             piece_a.store(rows[now]);
             piece_b.store(columns[now]);
