@@ -21,7 +21,7 @@ from sexpgpu.interp.device import CpuDevice
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.types import TensorType
 from sexpgpu.ops.pointwise import numpy_dtype
-from sexpgpu.passes.pipeline import update_graph
+from sexpgpu.passes.pipeline import training_graph, update_graph
 from tests.fake_cuda import A100, FakeCuda
 from tests.fake_cuda.order import Order
 from tests.on_fake_cuda import nothing_wrong, opened, settings_in
@@ -98,6 +98,28 @@ def test_an_update_has_the_cpus_bits_launched_and_as_a_graph(
     assert driver.called["cuGraphLaunch"] == 3, "all calls but the first are one launch"
     device.close()
     assert nothing_wrong(driver)
+
+
+@pytest.mark.parametrize("order", ["eager", "lazy", 1])
+def test_a_dependency_that_a_calls_graph_lacks_is_reported(
+    order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver = FakeCuda(order=order)
+    device = opened(driver, monkeypatch, tmp_path, products="own")
+    graph = training_graph(load(EXAMPLES / "digits.sexp", variant="sim").elaborated)
+    found = []
+    for forgotten in (False, True):
+        sides = Sides(graph, device)
+        first, second = (made[0].kernel.name for made in sides.executables[0].program.launches[:2])
+        # A product, and what adds the bias to it.
+        assert first.startswith("product") and second.startswith("map"), (first, second)
+        driver.forgotten_edges = [(second, first)] if forgotten else []
+        for step in (1, 2):
+            sides.run(step)
+        sides.executables[0].output("loss")
+        found.append([finding for finding in driver.findings if finding.startswith("unordered: ")])
+    assert found[0] == []
+    assert any(f"{first} of a graph" in finding and f"{second} of a graph" in finding for finding in found[1])
 
 
 def test_memory_that_is_bound_anew_is_used_from_then_on(

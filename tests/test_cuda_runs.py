@@ -16,6 +16,7 @@ import pytest
 import sexpgpu
 from sexpgpu.api import load
 from sexpgpu.cli import main as cli
+from sexpgpu.cuda import cublas, kernels, library
 from sexpgpu.device import choose
 from sexpgpu.errors import Error
 from tests.fake_cuda import A100, H100, T4, FakeCuda, Figures
@@ -55,14 +56,14 @@ def test_an_example_trains_on_the_simulated_card_as_on_the_cpu(
 ) -> None:
     monkeypatch.setenv("SEXPGPU_PRODUCTS", products)
     driver = FakeCuda(figures, order=order)
-    cublas = install(driver, monkeypatch)
+    products_library = install(driver, monkeypatch)
     theirs, expected, _ = trained(example, "cpu")
     ours, parameters, opened = trained(example, "cuda")
     for one, other in zip(ours, theirs, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-5)
         assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-5)
     # What a library multiplies is summed in its order.
-    assert bool(cublas.called["cublasLtMatmul"]) == (products == "library")
+    assert bool(products_library.called["cublasLtMatmul"]) == (products == "library")
     if products == "own":
         assert ours == theirs
         assert {name: values.tobytes() for name, values in parameters.items()} == {
@@ -197,8 +198,8 @@ def test_products_that_the_library_declines_are_our_own_kernels_and_the_report_s
     command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = FakeCuda()
-    cublas = install(driver, monkeypatch)
-    cublas.failures["cublasLtMatmulAlgoGetHeuristic"] = 15
+    products = install(driver, monkeypatch)
+    products.failures["cublasLtMatmulAlgoGetHeuristic"] = 15
     code, _, err = command("run", *DIGITS, "--device", "cuda", "--steps", "1")
     assert code == 0, err
     assert re.search(r"8 products \(7 cuBLASLt 13\.1\.0, 1 own kernels\)", err)
@@ -211,8 +212,8 @@ def test_a_product_that_fails_is_told_in_the_librarys_words(
     command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = FakeCuda()
-    cublas = install(driver, monkeypatch)
-    cublas.failures["cublasLtMatmul"] = 13
+    products = install(driver, monkeypatch)
+    products.failures["cublasLtMatmul"] = 13
     code, _, err = command("run", *DIGITS, "--device", "cuda", "--steps", "1")
     assert code == 1
     words = "cublasLtMatmul gives error 13, CUBLAS_STATUS_EXECUTION_FAILED: the function failed to launch on the GPU"
@@ -259,6 +260,37 @@ def test_what_a_card_cannot_do_ends_a_run_with_its_code_and_never_on_the_cpu(
     assert ended == 1
     assert f"error[{code}]: " in err and words in err
     assert "Traceback" not in err and "lowering: cpu" not in err
+    assert nothing_wrong(driver)
+
+
+def test_cublas_that_is_not_installed_is_told_with_what_brings_it(
+    command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeCuda()
+    install(driver, monkeypatch)
+    find = library.find
+    monkeypatch.setattr(library, "find", lambda name: None if "cublas" in name else find(name))
+    code, _, err = command("run", *DIGITS, "--device", "cuda", "--steps", "1")
+    assert code == 1
+    assert "error[E-DEV-001]: device cuda cannot be used here" in err
+    assert "   = the CUDA libraries are not installed (nvidia-cublas)" in err
+    assert nothing_wrong(driver)
+
+
+@pytest.mark.parametrize("module, function", [(cublas, "cublas"), (kernels, "load_cubins")])
+def test_a_library_that_does_not_load_ends_a_run_and_leaves_nothing(
+    module: Any, function: str, command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeCuda()
+    install(driver, monkeypatch)
+
+    def refuse(*_: Any) -> Any:
+        raise Error("E-DEV-004", "its file is damaged")
+
+    monkeypatch.setattr(module, function, refuse)
+    code, _, err = command("run", *DIGITS, "--device", "cuda", "--steps", "1")
+    assert code == 1 and "error[E-DEV-004]: its file is damaged" in err
+    assert driver.called["cuDevicePrimaryCtxRetain"] == 1
     assert nothing_wrong(driver)
 
 

@@ -166,6 +166,7 @@ class CudaDevice:
         self.engine.allocator.report.clear()
         return lines
 
+    @told
     def close(self) -> None:
         """Gives everything back to the driver."""
         self.engine.close()
