@@ -37,6 +37,12 @@ def test_the_kernels_that_are_shown_are_a_source_that_compiles() -> None:
     assert all(name.encode() in compile_source(text, "sm_90").cubin for name in kernels)
 
 
+def test_no_kernel_uses_an_approximate_function_or_flushes_small_numbers() -> None:
+    ptx = compile_source(shown(BUILTIN, "--variant", "sim", "kernels", "--arch", "sm_90"), "sm_90").ptx
+    assert "div.rn.f32" in ptx
+    assert ".approx" not in ptx and ".ftz" not in ptx
+
+
 def test_each_kernel_says_what_it_computes_where_that_is_written_and_what_it_takes() -> None:
     text = shown(DIGITS, "--variant", "sim", "kernels", "--arch", "sm_80")
     blocks = re.findall(r"((?://.*\n)+)extern", text)
