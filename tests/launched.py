@@ -89,11 +89,9 @@ class Launched:
                     self.launch(made, launch, number)
                 number += 1
                 continue
-            for position in reversed(range(launch.length)) if launch.reverse else range(launch.length):
+            for position in launch.positions:
                 for window in launch.windows:
-                    part = position + window.shift
-                    part = part % window.period if window.period else part
-                    self.addresses[window.buffer] = self.address(window.base) + part * window.step
+                    self.addresses[window.buffer] = self.address(window.base) + window.offset(position)
                 self._launch_all(launch.launches, number)
             number += sum(1 for _ in flattened(launch.launches))
 

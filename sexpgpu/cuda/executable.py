@@ -223,12 +223,10 @@ class CudaExecutable:
                     yield number, prepared(kernel, made, self._address_in(addresses), self._places[-1])
                 number += 1
                 continue
-            for position in reversed(range(launch.length)) if launch.reverse else range(launch.length):
+            for position in launch.positions:
                 for window in launch.windows:
-                    part = position + window.shift
-                    part = part % window.period if window.period else part
                     base = addresses[window.base.buffer] + window.base.offset
-                    addresses[window.buffer] = base + part * window.step
+                    addresses[window.buffer] = base + window.offset(position)
                 yield from self._prepare(launch.launches, number, addresses)
             number += sum(1 for _ in flattened((launch,)))
 

@@ -262,11 +262,9 @@ class Executable:
                 yield number, *self._record_of(launch, self.engine.address(self._texts[number]))
                 number += 1
                 continue
-            for position in reversed(range(launch.length)) if launch.reverse else range(launch.length):
+            for position in launch.positions:
                 for window in launch.windows:
-                    part = position + window.shift
-                    part = part % window.period if window.period else part
-                    self._memory.windows[window.buffer] = self._memory.address(window.base) + part * window.step
+                    self._memory.windows[window.buffer] = self._memory.address(window.base) + window.offset(position)
                 yield from self._records(launch.launches, number)
             number += sum(1 for _ in flattened(launch.launches))
 

@@ -199,6 +199,11 @@ class Window(Struct, frozen=True):
     shift: int = 0
     period: int = 0
 
+    def offset(self, position: int) -> int:
+        """Bytes from the base to the part of a position."""
+        part = position + self.shift
+        return (part % self.period if self.period else part) * self.step
+
 
 class Loop(Struct, frozen=True):
     """Launches that run `length` times, at positions 0, 1, … or, in reverse, from the last one down. `windows` are the
@@ -210,6 +215,11 @@ class Loop(Struct, frozen=True):
     windows: tuple[Window, ...]
     temporaries: frozenset[int]
     nodes: tuple[int, ...] = ()
+
+    @property
+    def positions(self) -> range:
+        """In the order in which they run."""
+        return range(self.length - 1, -1, -1) if self.reverse else range(self.length)
 
 
 # What is one kernel, and what stands in a plan.
