@@ -132,6 +132,11 @@ FINDINGS: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         "inactive-lane",
     ),
+    "votes by lanes that the mask does not name": (
+        "if (t < 32) y[t] = __ballot_sync(0xffffu, x[t] > 3);",
+        {},
+        "inactive-lane",
+    ),
     "uses a cp.async before it is waited for": (ASYNC.replace("WAIT", ""), {}, "asynchronous-copy"),
     "divides an integer by zero": ("y[t] = t / (n - 256);", {}, "division-by-zero"),
     "copies over shared memory that is still read": (
