@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ class Experiment:
 
     def init(self, seed: int | None = None) -> dict[str, NDArray[np.float32]]:
         """The initial parameters and buffers, {name: float32 array}; by default with the run's seed."""
-        return initial_parameters(self.elaborated, self.elaborated.options.seed if seed is None else seed)
+        return dict(initial_parameters(self.elaborated, self.elaborated.options.seed if seed is None else seed))
 
     def train(
         self,
@@ -140,7 +141,7 @@ class Trainer:
         self._session = prepare(experiment, settings, device, batches=batches)
         given = self._fitting(parameters)
         drawn = initial_parameters(experiment, settings.seed, settings.threads, set(given), device.normals)
-        self._session.model.start({**drawn, **given})
+        self._session.model.start(chain(drawn, given.items()))
         self.steps_done = 0
 
     def step(self) -> StepResult:

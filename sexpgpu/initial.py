@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -51,8 +52,20 @@ def fans(shape: tuple[int, ...], convolution: bool) -> Fans:
     return Fans(math.prod(shape[:-1]), shape[-1])
 
 
-# `normals(key, count, scale, deviation)`: the normal values of a key by faster code than NumPy's, with the same bits.
-Normals = Callable[[Key, int, float, float], Array32]
+# From so many elements on a device's own code is faster than NumPy's calls.
+LEAST_NATIVE = 1 << 12
+
+
+class Normals(Protocol):
+    """A device's code for the two laws that the others are made of, faster than NumPy's and with the same bits."""
+
+    def normal(self, key: Key, count: int, scale: float, deviation: float) -> Array32:
+        """`deviation` · normal quantile of `scale` · q."""
+        ...
+
+    def uniform(self, key: Key, count: int, width: float, middle: float) -> Array32:
+        """q · `width` + `middle`."""
+        ...
 
 
 def initial_value(
@@ -82,9 +95,16 @@ class Draw(msgspec.Struct, frozen=True):
     def normal(self, scale: float, deviation: float) -> Array32:
         """`deviation` · normal quantile of `scale` · q, element by element."""
         count = math.prod(self.shape)
-        if self.normals is not None and count >= BLOCK:
-            return self.normals(self.key, count, scale, deviation).reshape(self.shape)
+        if self.normals is not None and count >= LEAST_NATIVE:
+            return self.normals.normal(self.key, count, scale, deviation).reshape(self.shape)
         return self.each(lambda q: np.multiply(normal_quantile(np.multiply(q, scale, out=q)), deviation))
+
+    def uniform(self, width: float, middle: float) -> Array32:
+        """q · `width` + `middle`, element by element."""
+        count = math.prod(self.shape)
+        if self.normals is not None and count >= LEAST_NATIVE:
+            return self.normals.uniform(self.key, count, width, middle).reshape(self.shape)
+        return self.each(lambda q: np.add(np.multiply(q, width, out=q), middle, out=q))
 
     def each(self, law: Callable[[Array64], Array64]) -> Array32:
         """`law` of q = p − 1/2, element by element; it may overwrite its argument."""
@@ -135,8 +155,7 @@ def truncated_normal(draw: Draw, deviation: float) -> Array32:
 
 
 def uniform(draw: Draw, low: float, high: float) -> Array32:
-    middle, width = (low + high) / 2, high - low
-    return draw.each(lambda q: np.add(np.multiply(q, width, out=q), middle, out=q))
+    return draw.uniform(high - low, (low + high) / 2)
 
 
 def kaiming(draw: Draw) -> Array32:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
@@ -10,9 +11,12 @@ import pytest
 from numpy.typing import NDArray
 from on_cpu import engine
 
-from sexpgpu.initial import BLOCK, INITIALIZERS, Initializer, centred, fans, fixed_sum, initial_value
+import sexpgpu
+from sexpgpu.api import load
+from sexpgpu.initial import BLOCK, INITIALIZERS, LEAST_NATIVE, Initializer, centred, fans, fixed_sum, initial_value
 from sexpgpu.quantile import SPAN_OF_TWO_DEVIATIONS, natural_logarithm, normal_quantile
 from sexpgpu.randomness import key_of, words_of
+from sexpgpu.train import model
 
 # Half a unit in the last place of a float32, and what the float64 formula may add to it.
 ROUNDING = 2.0**-24 * (1 + 1e-6)
@@ -171,12 +175,30 @@ def test_each_initializer_says_how_many_arguments_it_takes() -> None:
         assert initial_value(Initializer(kind, (0.5,) * count), (2, 2), 0, "w").shape == (2, 2)
 
 
-@pytest.mark.parametrize("count", [BLOCK, BLOCK + 1, 3 * BLOCK + 15, 1_000_003])
-@pytest.mark.parametrize("kind", ["normal", "trunc-normal"])
-def test_native_code_draws_the_bits_of_numpy(kind: str, count: int) -> None:
-    initializer = Initializer(kind, (0.02,))
+NATIVE = [("normal", (0.02,)), ("trunc-normal", (0.02,)), ("uniform", (-0.3, 0.1)), ("xavier", ())]
+
+
+@pytest.mark.parametrize("count", [LEAST_NATIVE, LEAST_NATIVE + 1, BLOCK + 1, 3 * BLOCK + 15, 1_000_003])
+@pytest.mark.parametrize(("kind", "arguments"), NATIVE)
+def test_native_code_draws_the_bits_of_numpy(kind: str, arguments: tuple[float, ...], count: int) -> None:
+    initializer = Initializer(kind, arguments)
     expected = initial_value(initializer, (count,), 7, "w")
     for threads in (1, 2, 3):
-        found = initial_value(initializer, (count,), 7, "w", normals=engine(threads).normals.draw)
+        found = initial_value(initializer, (count,), 7, "w", normals=engine(threads).normals)
         assert found.dtype == np.float32
         assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+def test_values_are_drawn_one_after_another_as_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+
+    def draw(initializer: Initializer, shape: tuple[int, ...], seed: int, name: str, *more: object) -> object:
+        drawn.append(name)
+        return initial_value(initializer, shape, seed, name)
+
+    monkeypatch.setattr(model, "initial_value", draw)
+    experiment = load(Path(sexpgpu.__file__).parent / "examples" / "digits.sexp").elaborated
+    names = [parameter.name for parameter in experiment.parameters]
+    values = model.initial_parameters(experiment, 3, without=names[:1])
+    assert drawn == [] and next(values)[0] == names[1] and drawn == names[1:2]
+    assert [name for name, _ in values] == names[2:] and drawn == names[1:]

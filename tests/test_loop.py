@@ -113,7 +113,7 @@ def settings(folder: Path, **flags: Any) -> Settings:
 
 def session_of(folder: Path, device: ReferenceDevice | None = None, steps: int = 5, **options: Any) -> Session:
     made = prepare(experiment(folder, **options), settings(folder, steps=steps), device or ReferenceDevice())
-    made.model.start({"w": np.full(FEATURES, 0.5, np.float32)})
+    made.model.start([("w", np.full(FEATURES, 0.5, np.float32))])
     return made
 
 
@@ -173,7 +173,7 @@ def test_a_short_step_is_the_mean_over_its_real_examples(tmp_path: Path) -> None
     session = prepare(
         made, resolve(Sources({"cache": tmp_path, "out": tmp_path / "runs"}, {}, {}, {})), ReferenceDevice()
     )
-    session.model.start({"w": np.full(FEATURES, 0.5, np.float32)})
+    session.model.start([("w", np.full(FEATURES, 0.5, np.float32))])
     assert session.total_steps == 8
     _, path = train(session)
     steps = [record for record in read_metrics(path / "metrics.jsonl") if record["kind"] == "step"]

@@ -42,7 +42,7 @@ def test_twenty_steps_have_the_losses_of_pytorch(model: str, keep_values: bool) 
     _, experiment = read_experiment(request, early_settings(request))
     settings = final_settings(request, experiment)
     session = prepare(experiment, settings, open_device(choose(settings), settings))
-    session.model.start(starting(model))
+    session.model.start(starting(model).items())
     losses = [session.step.run(step).loss for step in range(1, session.total_steps + 1)]
     expected = FIGURES[model]["loss"]
     assert len(losses) == len(expected) == 20

@@ -199,7 +199,7 @@ class CpuDevice:
 
     @property
     def normals(self) -> InitialNormals:
-        return self.engine.normals.draw
+        return self.engine.normals
 
     def peak_bytes(self) -> int:
         return self._held_bytes + self.engine.arena_bytes

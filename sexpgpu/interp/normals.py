@@ -1,4 +1,4 @@
-"""Initial normal values as native code: the law of `initial.py` and `quantile.py`, operation by operation, same bits.
+"""Initial normal and uniform values as native code: the law of `initial.py` and `quantile.py`, operation by operation, same bits.
 
 Four counters of Philox at a time, one vector for each of their four words; centre and tail of the quantile are both
 computed and the right one is chosen. LLVM contracts nothing that is not marked for it, so every + − × ÷ and square root
@@ -8,7 +8,7 @@ rounds as NumPy's does.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -100,11 +100,21 @@ def _logarithm(text: _Text, x: str) -> str:
     return text.real("fadd", text.real("fmul", power, LN_2), series)
 
 
+def _centred(text: _Text, word: str) -> str:
+    """q of one word a lane."""
+    drawn = text.real("fsub", text.as_float(text.integer("or", word, _bits(UNSIGNED))), UNSIGNED)
+    return text.real("fmul", text.real("fsub", drawn, 2.0**31 - 0.5), 2.0**-32)
+
+
+def _uniform(text: _Text, word: str) -> str:
+    """q · width + middle of one word a lane, as float32."""
+    value = text.real("fadd", text.real("fmul", _centred(text, word), "%scale"), "%offset")
+    return text.add(f"fptrunc {REALS} {value} to <4 x float>")
+
+
 def _normal(text: _Text, word: str) -> str:
     """`deviation` · quantile(`scale` · q) of one word a lane, as float32."""
-    drawn = text.real("fsub", text.as_float(text.integer("or", word, _bits(UNSIGNED))), UNSIGNED)
-    q = text.real("fmul", text.real("fsub", drawn, 2.0**31 - 0.5), 2.0**-32)
-    q = text.real("fmul", q, "%scale")
+    q = text.real("fmul", _centred(text, word), "%scale")
     square = text.add(f"fsub {REALS} {text.number(CENTRE_SQUARE)}, {text.real('fmul', q, q)}")
     centre = text.real("fmul", text.ratio(CENTRE, square), q)
     side = text.call("fabs", q)
@@ -114,14 +124,14 @@ def _normal(text: _Text, word: str) -> str:
     signed = text.add(f"call {REALS} @llvm.copysign.v4f64({REALS} {tail}, {REALS} {q})")
     outside = text.add(f"fcmp ogt {REALS} {side}, {text.number(CENTRE_LIMIT)}")
     value = text.add(f"select <4 x i1> {outside}, {REALS} {signed}, {REALS} {centre}")
-    return text.add(f"fptrunc {REALS} {text.real('fmul', value, '%deviation')} to <4 x float>")
+    return text.add(f"fptrunc {REALS} {text.real('fmul', value, '%offset')} to <4 x float>")
 
 
-def _source() -> str:
+def _source(name: str, law: Callable[[_Text, str], str]) -> str:
     text = _Text()
     counter = text.integer("add", "%spread", "<i64 0, i64 1, i64 2, i64 3>")
     words = _philox(text, counter)
-    lanes = [_normal(text, word) for word in words]
+    lanes = [law(text, word) for word in words]
     order = ", ".join(f"i32 {4 * (k % 4) + k // 4}" for k in range(16))
     halves = [
         text.add(
@@ -139,12 +149,12 @@ def _source() -> str:
             f"  %{name} = shufflevector <4 x {type_}> %{name}_1, <4 x {type_}> poison, <4 x i32> zeroinitializer"
         )
 
-    return f"""; initial normal values
+    return f"""; initial {name} values
 declare {REALS} @llvm.fabs.v4f64({REALS})
 declare {REALS} @llvm.sqrt.v4f64({REALS})
 declare {REALS} @llvm.copysign.v4f64({REALS}, {REALS})
 
-; Words: address of the values, key, float64 bits of scale and deviation, turns. A unit is a block.
+; Words: address of the values, key, float64 bits of the law's two numbers, turns. A unit is a block.
 define void @kernel(i64 %args, i64 %lo, i64 %hi, i64 %scratch) {{
 entry:
   %words = inttoptr i64 %args to ptr
@@ -163,7 +173,7 @@ entry:
 {spread("key0", "i64", "%k0")}
 {spread("key1", "i64", "%k1")}
 {spread("scale", "double", "%s")}
-{spread("deviation", "double", "%d")}
+{spread("offset", "double", "%d")}
   %first = mul i64 %lo, {BLOCK // TURN}
   %end0 = mul i64 %hi, {BLOCK // TURN}
   %over = icmp sgt i64 %end0, %turns
@@ -188,21 +198,28 @@ done:
 
 
 class Normals:
-    """The kernel, loaded when first asked for."""
+    """The two kernels, loaded when first asked for."""
 
     def __init__(self, workers: Workers, cache: Cache) -> None:
         self._workers = workers
-        source = _source()
-        self._kernels = load_kernels({source: lambda: source}, cache)
-        self._kernel = self._kernels.addresses[source]
+        normal, uniform = _source("normal", _normal), _source("uniform", _uniform)
+        self._kernels = load_kernels({normal: lambda: normal, uniform: lambda: uniform}, cache)
+        self._normal, self._uniform = self._kernels.addresses[normal], self._kernels.addresses[uniform]
 
-    def draw(self, key: Key, count: int, scale: float, deviation: float) -> Array:
+    def normal(self, key: Key, count: int, scale: float, deviation: float) -> Array:
         """float32[count]: element e is `deviation` times the normal number at probability 1/2 + `scale` · q of its word,
         as `initial.py` says."""
+        return self._drawn(self._normal, key, count, scale, deviation)
+
+    def uniform(self, key: Key, count: int, width: float, middle: float) -> Array:
+        """float32[count]: element e is q · `width` + `middle`."""
+        return self._drawn(self._uniform, key, count, width, middle)
+
+    def _drawn(self, kernel: int, key: Key, count: int, first: float, second: float) -> Array:
         assert count < 1 << 34, "the counter of an element has 32 bits"
         turns = -(-count // TURN)
         values = np.empty(turns * TURN, np.float32)
-        words = [values.ctypes.data, *key, _bits(scale), _bits(deviation), turns]
-        record = Record(self._kernel, np.array(words, np.int64), -(-turns * TURN // BLOCK), 1)
+        words = [values.ctypes.data, *key, _bits(first), _bits(second), turns]
+        record = Record(kernel, np.array(words, np.int64), -(-turns * TURN // BLOCK), 1)
         self._workers.run(record_tape([record], 0))
         return values[:count]

@@ -101,9 +101,9 @@ def train(request: Request, start: Start, session: Session, progress: Progress, 
                     _describe(folder, request, start, settings, text)
                 except OSError as problem:
                     raise not_written(folder.path, problem) from problem
-            values = initial_parameters(experiment, settings.seed, settings.threads, normals=session.device.normals)
-            session.model.start(values)
-            del values
+            session.model.start(
+                initial_parameters(experiment, settings.seed, settings.threads, normals=session.device.normals)
+            )
         else:
             # An earlier request to stop was heard; this launch is the answer to it.
             if exchange.world.first:

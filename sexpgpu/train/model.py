@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,12 @@ def initial_parameters(
     threads: int = 1,
     without: Collection[str] = (),
     normals: Normals | None = None,
-) -> dict[str, Array32]:
-    """The initial value of every parameter and buffer not in `without`: a function of the seed and the names alone.
-    `normals`: a device's way to draw them."""
-    wanted = [p for p in experiment.parameters if p.name not in without]
-    return {p.name: initial_value(p.initializer, p.shape, seed, p.name, threads, normals) for p in wanted}
+) -> Iterator[tuple[str, Array32]]:
+    """Name and initial value of every parameter and buffer not in `without`: a function of the seed and the names alone.
+    Each is drawn when it is asked for, so that whoever writes them one by one holds one. `normals`: a device's way."""
+    for p in experiment.parameters:
+        if p.name not in without:
+            yield p.name, initial_value(p.initializer, p.shape, seed, p.name, threads, normals)
 
 
 def state_name(parameter: str, state: str) -> str:
@@ -44,11 +45,11 @@ class Model:
             state_name(s.parameter, s.name): device.allocate(TensorType("f32", s.shape)) for s in experiment.states
         }
 
-    def start(self, values: Mapping[str, Array32]) -> None:
+    def start(self, values: Iterable[tuple[str, Array32]]) -> None:
         """Parameters as given, states as their optimizer starts them. Memory that was not used yet holds zeros, and most
         states begin so: they are not touched."""
-        for name, memory in self.parameters.items():
-            self.device.write(memory, values[name])
+        for name, value in values:
+            self.device.write(self.parameters[name], value)
         for state in self.experiment.states:
             if not state.fill:
                 continue
