@@ -179,6 +179,7 @@ ELSEWHERE = {
     "region": "test_differentiate",
     "widen": "test_precision",
     "round_bf16": "test_precision",
+    "round_f16": "test_precision",
     "get": "test_differentiate",
     "scan": "test_scan",
     "constant": "test_operations.test_fills",

@@ -1,7 +1,8 @@
-"""`:precision bfloat16`: which values are rounded, once each, to nearest even; everything else is f32."""
+"""`:precision bfloat16` and `float16`: which values are rounded, once each, to nearest even; everything else is f32."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from sexpgpu.ops.transcendental import k_erf
 from sexpgpu.passes.differentiate import differentiate
 from sexpgpu.passes.experiment import Experiment, in_precision
 from sexpgpu.passes.pipeline import evaluation_graphs, training_graph
-from sexpgpu.passes.precision import rounded
+from sexpgpu.passes.precision import Precision, rounded
 from sexpgpu.plan.build import bound_outputs, plan
 from sexpgpu.plan.kernel import Product
 from sexpgpu.train.identity import experiment_hash, graph_text, training_hash
@@ -43,31 +44,42 @@ def bf16(x: np.ndarray) -> np.ndarray:
     return np.asarray(x, np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
-def predicted(expression: str, definitions: str = "") -> Graph:
+def f16(x: np.ndarray) -> np.ndarray:
+    """The nearest f16, as f32, by NumPy."""
+    with np.errstate(over="ignore"):
+        return np.asarray(x, np.float32).astype(np.float16).astype(np.float32)
+
+
+Nearest = Callable[[np.ndarray], np.ndarray]
+BOTH = pytest.mark.parametrize(("precision", "nearest"), [("bfloat16", bf16), ("float16", f16)], ids=["bfloat16", "float16"])
+
+
+def predicted(expression: str, definitions: str = "", precision: Precision = "bfloat16") -> Graph:
     """The graph of an expression of x f32[8 64] and y i32[8], rounded."""
     made = elaborated(run_of("(mean x)", definitions, f":steps 1 :predict {expression}"))
     assert made.predict is not None
-    return rounded(made.predict, "bfloat16")
+    return rounded(made.predict, precision)
 
 
-def value(expression: str, definitions: str = "", x: np.ndarray = X) -> np.ndarray:
+def value(expression: str, definitions: str = "", x: np.ndarray = X, precision: Precision = "bfloat16") -> np.ndarray:
     """The expression's value by the CPU's kernels."""
-    return run_graph(predicted(expression, definitions), {"x": x, "y": Y})["predict"]
+    return run_graph(predicted(expression, definitions, precision), {"x": x, "y": Y})["predict"]
 
 
 def roundings(graph: Graph) -> list[Node]:
-    """Roundings to bf16, those in regions included."""
+    """Roundings to bf16 or f16, those in regions included."""
     bodies = [roundings(n.attributes["body"]) for n in graph.nodes if n.op == "region"]
-    here = [n for n in graph.nodes if (n.op == "cast" and n.dtype == "bf16") or n.op == "round_bf16"]
+    here = [n for n in graph.nodes if (n.op == "cast" and n.dtype in ("bf16", "f16")) or n.op.startswith("round_")]
     return [*here, *(n for body in bodies for n in body)]
 
 
 # Values
 
 
-def test_each_operation_is_rounded_once_to_nearest_even() -> None:
-    made = value("(+ (* x x) (sqrt (square x)))")
-    np.testing.assert_array_equal(made, bf16(bf16(X * X) + bf16(np.sqrt(bf16(X * X)))))
+@BOTH
+def test_each_operation_is_rounded_once_to_nearest_even(precision: Precision, nearest: Nearest) -> None:
+    made = value("(+ (* x x) (sqrt (square x)))", precision=precision)
+    np.testing.assert_array_equal(made, nearest(nearest(X * X) + nearest(np.sqrt(nearest(X * X)))))
 
 
 def test_ties_go_to_even_and_nan_and_infinities_stay() -> None:
@@ -76,6 +88,13 @@ def test_ties_go_to_even_and_nan_and_infinities_stay() -> None:
     made = value("(+ x 0.0)", x=x)
     np.testing.assert_array_equal(made[0, :5], np.array([1.0, 1.015625, np.inf, np.inf, -np.inf], np.float32))
     assert np.isnan(made[0, 5:7]).all() and made[0, 7] == 0
+
+
+def test_f16_ends_at_65504_and_keeps_its_subnormal_numbers() -> None:
+    given = [65519.0, 65520.0, -65520.0, np.inf, np.nan, 1.5 * 2**-24, 2.0**-25, 2.5 * 2**-24]
+    made = value("(+ x 0.0)", x=np.resize(np.array(given, np.float32), (8, 64)), precision="float16")[0, :8]
+    expected = [65504.0, np.inf, -np.inf, np.inf, np.nan, 2.0**-23, 0.0, 2.0**-23]
+    np.testing.assert_array_equal(made, np.array(expected, np.float32))
 
 
 def test_a_number_of_the_file_is_not_rounded() -> None:
@@ -120,16 +139,19 @@ def test_casts_cross_entropy_and_random_fields_are_not_rounded(expression: str) 
     assert roundings(predicted(expression)) == []
 
 
-def test_a_product_reads_parameters_and_fields_rounded_and_sums_in_f32(tmp_path: Path) -> None:
+@BOTH
+def test_a_product_reads_parameters_and_fields_rounded_and_sums_in_f32(
+    precision: Precision, nearest: Nearest, tmp_path: Path
+) -> None:
     w = RNG.normal(size=(64, 5)).astype(np.float32)
-    made = in_precision(experiment(tmp_path, {"x": X}, f"(square (matmul x {parameter('w', w)}))"), "bfloat16")
+    made = in_precision(experiment(tmp_path, {"x": X}, f"(square (matmul x {parameter('w', w)}))"), precision)
     found = evaluate_graph(training_graph(made), {"x": X, "w": w}, SCALES, wide=False)
-    product = bf16(bf16(X).astype(np.float64) @ bf16(w))
-    # The square is the loss and f32; its derivative, 2 product, is exact in bf16.
+    product = nearest(nearest(X).astype(np.float64) @ nearest(w))
+    # The square is the loss and f32; its derivative, 2 product, is exact.
     np.testing.assert_allclose(found["loss"], np.sum(product.astype(np.float64) ** 2), rtol=1e-6)
-    gradient = bf16(X).T.astype(np.float64) @ (2 * product)
+    gradient = nearest(X).T.astype(np.float64) @ (2 * product)
     np.testing.assert_allclose(found["gradient:w"], gradient, rtol=1e-5, atol=1e-4)
-    assert not np.array_equal(found["gradient:w"], bf16(found["gradient:w"]))
+    assert not np.array_equal(found["gradient:w"], nearest(found["gradient:w"]))
 
 
 def test_what_a_file_casts_to_bf16_is_computed_in_f32_and_rounded_in_every_precision() -> None:
@@ -208,12 +230,6 @@ def test_a_run_resumes_in_its_own_precision_alone(tmp_path: Path) -> None:
     assert "precision: bfloat16 in the checkpoint, off now" in caught.value.notes
 
 
-def test_float16_needs_cuda() -> None:
-    with pytest.raises(Error) as caught:
-        sexpgpu.load(HERE / "experiments" / "gpt.sexp").trainer(precision="float16")
-    assert caught.value.code == "E-DEV-001"
-
-
 # Products and memory
 
 
@@ -244,11 +260,12 @@ def test_a_product_of_bf16_sums_in_f32_and_rounds_at_most_its_sums(narrow_result
     assert narrow_result == np.array_equal(found, bf16(found))
 
 
-def test_every_product_of_a_gpt_reads_bf16_and_a_parameters_gradient_is_f32() -> None:
-    graph = training_graph(gpt())
+@pytest.mark.parametrize(("precision", "dtype"), [("bfloat16", "bf16"), ("float16", "f16")])
+def test_every_product_of_a_gpt_reads_narrow_numbers_and_a_parameters_gradient_is_f32(precision: str, dtype: str) -> None:
+    graph = training_graph(gpt(precision))
     made = plan(graph, aliases=bound_outputs(graph))
     products = [launch for launch in made.launches if isinstance(launch, Product)]
-    assert {launch.dtype for launch in products} == {"bf16"}
+    assert {launch.dtype for launch in products} == {dtype}
     gradients = {number for number, buffer in enumerate(made.buffers) if buffer.name.startswith("gradient:")}
     assert {launch.c_dtype for launch in products if launch.c.place.buffer in gradients} == {"f32"}
 
@@ -260,13 +277,14 @@ def test_activations_in_bf16_need_less_memory() -> None:
     assert narrow - copies < 0.7 * off
 
 
-def test_a_rounded_value_is_the_nearest_bf16_and_its_gradient_that_of_the_identity() -> None:
+@pytest.mark.parametrize(("operation", "nearest"), [("round_bf16", bf16), ("round_f16", f16)])
+def test_a_rounded_value_is_the_nearest_and_its_gradient_that_of_the_identity(operation: str, nearest: Nearest) -> None:
     x = np.concatenate([RNG.normal(size=1000), [np.nan, np.inf, -np.inf, -0.0, 3.39e38, 1 + HALF_ULP]]).astype(np.float32)
     graph = Graph("rounded")
     node = graph.add("input", (), {"kind": "field", "name": "x", "dtype": "f32", "shape": x.shape})
-    graph.outputs["y"] = graph.add("round_bf16", (node,))
+    graph.outputs["y"] = graph.add(operation, (node,))
     for found in (run_graph(graph, {"x": x})["y"], evaluate_graph(graph, {"x": x}, wide=False)["y"]):
-        assert np.array_equal(found, bf16(x), equal_nan=True)
+        assert np.array_equal(found, nearest(x), equal_nan=True)
     graph.outputs["loss"] = graph.add("sum", (graph.outputs["y"],), {"axes": (0,)})
     gradients = differentiate(graph, {"loss": ("number", 1.0)}, {"x": node})
     assert np.array_equal(evaluate_graph(gradients, {"x": x})["gradient:x"], np.ones_like(x))

@@ -46,10 +46,11 @@ def _erf(x: Any) -> Any:
     return np.vectorize(erf, otypes=[np.result_type(x)])(x) if np.size(x) else np.asarray(x)
 
 
-def _round_bf16(x: Any) -> Any:
+def _rounded(x: Any, dtype: str) -> Any:
     """Float64 is the meaning without any rounding."""
     x = np.asarray(x)
-    return x if x.dtype == np.float64 else x.astype(numpy_dtype("bf16")).astype(x.dtype)
+    with np.errstate(over="ignore"):
+        return x if x.dtype == np.float64 else x.astype(numpy_dtype(dtype)).astype(x.dtype)
 
 
 def _ties(greater: Node, equal: Node) -> tuple[Node, Node]:
@@ -117,8 +118,9 @@ PRIMITIVES: dict[str, Primitive] = {
     "floor": Primitive("k_floor({})", "k_floor({})", np.floor),
     "ceil": Primitive("k_ceil({})", "k_ceil({})", np.ceil),
     "round": Primitive("k_rint({})", "k_rint({})", np.rint),
-    # f32 that a product reads as bf16: a parameter's gradient passes it as it is.
-    "round_bf16": Primitive("k_round_bf16({})", "k_round_bf16({})", lambda a: _round_bf16(a), lambda y, a: (1,)),
+    # f32 that a product reads as bf16 or f16: a parameter's gradient passes it as it is.
+    "round_bf16": Primitive("k_round_bf16({})", "k_round_bf16({})", lambda a: _rounded(a, "bf16"), lambda y, a: (1,)),
+    "round_f16": Primitive("k_round_f16({})", "k_round_f16({})", lambda a: _rounded(a, "f16"), lambda y, a: (1,)),
     "isfinite": Primitive("k_isfinite({})", "k_isfinite({})", np.isfinite, result="bool"),
     "logical_not": Primitive("k_not({})", "(!{})", np.logical_not, result="bool", operands="bool"),
     "add": Primitive("({} + {})", "({} + {})", np.add, lambda y, a, b: (1, 1), 2, operands="number"),
@@ -238,7 +240,8 @@ def _run_cast(x: Any, dtype: str) -> Any:
         wide = np.trunc(np.nan_to_num(np.asarray(x, np.float64), nan=0.0, posinf=2.0**70, neginf=-(2.0**70)))
         inside = np.where((wide >= float(high)) | (wide <= float(low)), 0.0, wide).astype(target)
         return np.where(wide >= float(high), target.type(high), np.where(wide <= float(low), target.type(low), inside))
-    return np.asarray(x).astype(target)
+    with np.errstate(over="ignore"):
+        return np.asarray(x).astype(target)
 
 
 def records() -> list[Op]:

@@ -2,7 +2,7 @@
 
 Each rule keeps the meaning; the last five may change the order or the rounding of a float operation, or the sign of 0:
   bf16 or f16 read as f32                a view, moved to where it is read; cast back, the number itself
-  f32 rounded to bf16, kept as f32       a cast to bf16, read as f32
+  f32 rounded to bf16, kept as f32       a cast to bf16, read as f32 (f16 alike)
   a product of bf16, cast to bf16        one that rounds its sums
   a product with its free axes swapped   the product of its operands in the other order
   gather of a pointwise value            the pointwise value of what is gathered
@@ -288,8 +288,8 @@ def _cast(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
     return None
 
 
-def _round_bf16(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
-    return to.add(node, "widen", to.add(node, "cast", inputs[0], dtype="bf16"))
+def _round(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    return to.add(node, "widen", to.add(node, "cast", inputs[0], dtype=node.op.removeprefix("round_")))
 
 
 def _move(to: Lowerer, node: Node, inputs: tuple[Node, ...]) -> Node | None:
@@ -314,7 +314,8 @@ _RULES: dict[str, Callable[[Lowerer, Node, tuple[Node, ...]], Node | None]] = {
     "pad": _move,
     "permute": _move,
     "reshape": _move,
-    "round_bf16": _round_bf16,
+    "round_bf16": _round,
+    "round_f16": _round,
     "slice": _move,
     "take": _gather,
     "windows": _move,

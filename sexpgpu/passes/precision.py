@@ -1,9 +1,9 @@
 """`:precision` as casts: what every operation of the language gives is rounded once, to nearest even.
 
 Elaboration marks the results of operations (`mark_results`), and this pass writes `cast` nodes behind them, before
-differentiation: the graph computes in f32, and a result is f32 → bf16 → f32. Not rounded: parameters, the loss, metrics,
-what buffers become, what the file casts, random fields, cross-entropy. What only moves elements passes roundings on. A product
-reads parameters and fields as bf16, too; a parameter's gradient passes that rounding as it is.
+differentiation: the graph computes in f32, and a result is f32 → bf16 → f32, under `float16` f32 → f16 → f32. Not rounded:
+parameters, the loss, metrics, what buffers become, what the file casts, random fields, cross-entropy. What only moves elements
+passes roundings on. A product reads parameters and fields rounded, too; a parameter's gradient passes that rounding as it is.
 
 The file's own casts to bf16 or f16 mean the same in every precision: operations on such tensors compute in f32 and round.
 """
@@ -79,7 +79,7 @@ class _Rounding:
 
     def _body(self, node: Node) -> Graph:
         body: Graph = node.attributes["body"]
-        scanned = node.op == "scan" and self.dtype == "bf16"
+        scanned = node.op == "scan" and self.dtype is not None
         first = node.attributes.get("carries", 0)
         given = tuple(k for k, i in enumerate(node.inputs) if scanned and k >= first and self._is_given(_unmoved(i)))
         key = (id(body), given)
@@ -95,8 +95,8 @@ class _Rounding:
             wide = [_cast(i, "f32") if _is_narrow(i) else i for i in inputs]
             new = made.add(node.op, wide, node.attributes)
             return _cast(new, node.dtype) if _is_narrow(node) else new
-        if node.op == "contract" and self.dtype == "bf16":
-            inputs = [self._factor(i) for i in inputs]
+        if node.op == "contract" and self.dtype is not None:
+            inputs = [self._factor(i, f"round_{self.dtype}") for i in inputs]
         if "body" in node.attributes:
             new = made.add(node.op, inputs, {**node.attributes, "body": self._body(node)})
         else:
@@ -105,12 +105,12 @@ class _Rounding:
             return _cast(_cast(new, self.dtype), "f32")
         return new
 
-    def _factor(self, node: Node) -> Node:
+    def _factor(self, node: Node, rounding: str) -> Node:
         """An operand of a product: a parameter or a field, seen through what only moves it, is rounded."""
         if node.op in MOVES and len(node.inputs) == 1:
-            inner = self._factor(node.inputs[0])
+            inner = self._factor(node.inputs[0], rounding)
             return node if inner is node.inputs[0] else node.graph.add(node.op, (inner,), node.attributes)
-        return node.graph.add("round_bf16", (node,)) if self._is_given(node) else node
+        return node.graph.add(rounding, (node,)) if self._is_given(node) else node
 
     def _is_given(self, node: Node) -> bool:
         if node.op != "input" or node.dtype != "f32":
