@@ -27,7 +27,8 @@ from sexpgpu.train.metrics import Record, read_metrics
 from sexpgpu.train.model import Model, initial_parameters
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.request import Request, early_settings, final_settings, read_experiment
-from sexpgpu.train.session import lowering_report, memory_line, prepare, refuse_precision
+from sexpgpu.train.scaling import LossScale
+from sexpgpu.train.session import lowering_report, memory_line, prepare
 from sexpgpu.train.step import StepResult, bind_fields, out_of_range
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -146,7 +147,8 @@ class Trainer:
 
     def step(self) -> StepResult:
         """Train one step: loss, weight, gradient norm and learning rate. Raises E-NUM-001 and E-NUM-002 before the
-        update; the parameters are then those before the step, which is not counted."""
+        update; the parameters are then those before the step, which is not counted. Under float16 a step that is not
+        `applied` was skipped, and counts."""
         result = self._session.step.run(self.steps_done + 1)
         self.steps_done += 1
         return result
@@ -191,7 +193,6 @@ class CompiledStep:
     """
 
     def __init__(self, experiment: elaborated.Experiment, settings: Settings) -> None:
-        refuse_precision(settings)
         self._experiment = experiment = elaborated.in_precision(experiment, settings.precision)
         self._settings = settings
         self._device = open_untimed(settings)
@@ -210,20 +211,33 @@ class CompiledStep:
     def __call__(
         self, params: Arrays, batch: Arrays, step: int = 1, seed: int = 0, microbatch: int = 0
     ) -> tuple[float, dict[str, NDArray[np.float32]]]:
-        """The mean loss Σ L·W / Σ W of the microbatch and its gradient by every trainable parameter."""
+        """The mean loss Σ L·W / Σ W of the microbatch and its gradient by every trainable parameter.
+
+        Under float16 the loss is scaled as in the first steps of a run: by the largest power of two, 2¹⁶ to 1, with which
+        all is finite; what is given is unscaled.
+        """
         self._prepare(seed)
         for name, memory in self._model.parameters.items():
             self._device.write(memory, fitting(params, name, memory.type, "parameter"))
         for name, memory in self._fields.items():
             self._device.write(memory, self._field(batch, name, memory.type))
+        scale = LossScale(self._experiment.options.precision)
+        loss, gradients = self._run(scale.value, step, microbatch)
+        while scale.may_skip and not (np.isfinite(loss) and all(np.isfinite(g).all() for g in gradients.values())):
+            scale.skip()
+            loss, gradients = self._run(scale.value, step, microbatch)
+        return loss, gradients
+
+    def _run(self, scale: float, step: int, microbatch: int) -> tuple[float, dict[str, NDArray[np.float32]]]:
+        """The loss and its gradients, computed with the loss scaled."""
         total = self._experiment.options.steps or 0
-        hosts = {"step": step, "updates": step, "total-steps": total, "loss-scale": 1.0 / self._nominal}
+        hosts = {"step": step, "updates": step, "total-steps": total, "loss-scale": scale / self._nominal}
         self._executable.run(hosts, Counter(microbatch, step))
         for problem in self._executable.out_of_range():
             raise out_of_range(self._graph, problem, step)
         weight = float(self._executable.output("weight"))
-        scale = np.float32(self._nominal / weight) if weight else np.float32(np.nan)
-        gradients = {name: self._device.read(memory) * scale for name, memory in self._gradients.items()}
+        correction = np.float32(self._nominal / weight / scale) if weight else np.float32(np.nan)
+        gradients = {name: self._device.read(memory) * correction for name, memory in self._gradients.items()}
         loss = float(self._executable.output("loss")) / weight if weight else float("nan")
         return loss, gradients
 

@@ -447,7 +447,7 @@ CATALOGUE: dict[str, Entry] = _table(
     Entry(
         "E-NUM-001",
         "not finite",
-        "the loss or the gradient's norm is infinite or NaN; the update was not applied",
+        "the loss or the gradient's norm is infinite or NaN (under float16: at a loss scale of 1); the update was not applied",
         "a smaller learning rate, clipping, or a look at the named form",
     ),
     Entry(

@@ -168,7 +168,6 @@ def test_the_same_seed_gives_the_same_records_and_parameters(sexpgpu_command: An
         (("run", "fit.sexp", "--device", "tpu"), 1, "--device=tpu is not a device"),
         (("run", "fit.sexp", "--run", "other"), 1, "error[E-RUN-005]"),
         (("explain", "E-SHAPE-999"), 1, "error[E-RUN-006]"),
-        (("run", "fit.sexp", "--precision", "float16"), 1, "error[E-DEV-001]"),
     ],
 )
 def test_a_users_mistake_ends_with_its_code_and_no_traceback(

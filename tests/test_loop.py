@@ -346,12 +346,6 @@ def test_a_run_that_does_not_fit_is_refused_before_any_value_is_drawn(tmp_path: 
     assert caught.value.code == "E-MEM-001"
 
 
-def test_a_precision_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Error) as caught:
-        prepare(experiment(tmp_path), settings(tmp_path, precision="float16"), ReferenceDevice())
-    assert caught.value.code == "E-DEV-001"
-
-
 @pytest.mark.parametrize("asked", [{"checkpoints": "s3://here/there"}, {"parallel": "jobs"}])
 def test_a_setting_that_nothing_reads_yet_is_refused(tmp_path: Path, asked: dict[str, str]) -> None:
     with pytest.raises(Error, match="not available yet") as caught:

@@ -43,11 +43,11 @@ class Evaluator:
     def due(self, step: int, last: int) -> bool:
         return step % self.evaluation.every == 0 or step == last
 
-    def run(self, step: int, total_steps: int) -> dict[str, float]:
+    def run(self, step: int, total_steps: int, updates: int) -> dict[str, float]:
         """The records of one evaluation: `held-out/loss`, `held-out/accuracy`."""
         names = output_names(self.graph)
         series: dict[str, list[float]] = {name: [] for name in names}
-        hosts = {"step": step, "updates": step, "total-steps": total_steps}
+        hosts = {"step": step, "updates": updates, "total-steps": total_steps}
         # Batches are shared out like microbatches; end to end, in order of ranks, the series are those of one rank.
         world = self.exchange.world
         low, high = share_of(world.rank, world.size, self.batches)

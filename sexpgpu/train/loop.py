@@ -24,7 +24,7 @@ from sexpgpu.train.model import Model
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.session import Session, lowering_report, memory_annotation
 from sexpgpu.train.status import State, Status, StatusWriter
-from sexpgpu.train.step import StepResult
+from sexpgpu.train.step import StepResult, not_finite_words
 from sexpgpu.train.stopping import Stopped, StopRequest
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class Training:
             self._saved = int(resumed["step"])
             self.stopper.restore(resumed.get("patience", {}))
             self.best.restore(resumed.get("best", {}))
+            session.step.scale.restore(resumed.get("loss-scale", {}))
         self.timings = _timings(session) if session.settings.timings else None
         self._begin = clock()
 
@@ -147,6 +148,8 @@ class Training:
         for line in self.session.device.report():
             self.progress.line(line)
             self.metrics.write({"kind": "annotation", "name": "device", "step": step, "words": line})
+        if result.loss_scale is not None:
+            self._tell_scale(step, result, result.loss_scale)
         record = self._record(step, result, seconds)
         if step % self.session.experiment.options.log_every == 0 or step == self.total:
             self.metrics.write(record)
@@ -156,6 +159,16 @@ class Training:
         if options is not None and step % options.every == 0 and step != self.total:
             self._save(step)
 
+    def _tell_scale(self, step: int, result: StepResult, before: float) -> None:
+        """What `:precision float16` did: a step that was skipped, a scale that changed."""
+        after = self.session.step.scale.value
+        if after != before:
+            facts = {"applied": result.applied, "from": before, "to": after}
+            self.metrics.write({"kind": "annotation", "name": "loss-scale", "step": step, **facts})
+        if not result.applied:
+            why = not_finite_words(result.loss, result.gradient_norm)
+            self.progress.line(f"step {step}/{self.total} is skipped: {why}; loss scale {before:.0f} → {after:.0f}")
+
     def _record(self, step: int, result: StepResult, seconds: float) -> dict[str, Any]:
         feed = self.session.step.feed
         examples = sum(feed.portions.real(step, microbatch) for microbatch in range(feed.microbatches(step)))
@@ -163,6 +176,8 @@ class Training:
         if result.learning_rate is not None:
             record["train/lr"] = result.learning_rate
         record["train/grad_norm"] = result.gradient_norm
+        if result.loss_scale is not None:
+            record["train/loss_scale"] = result.loss_scale
         record["throughput/tokens_per_s"] = examples * self.session.tokens_per_example / seconds
         record["runtime/peak_bytes"] = self.session.device.peak_bytes()
         record["runtime/step_ms"] = seconds * 1e3
@@ -171,7 +186,7 @@ class Training:
     def _evaluate(self, step: int) -> None:
         for evaluator in self.session.evaluators:
             if evaluator.due(step, self.total):
-                found = evaluator.run(step, self.total)
+                found = evaluator.run(step, self.total, self.session.step.updates(step))
                 self.evaluations |= found
                 self.metrics.write({"kind": "eval", "step": step, "time": self.clock(), **found})
                 words = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
@@ -211,6 +226,8 @@ class Training:
     def _write_checkpoint(self, step: int) -> None:
         model, folder = self.session.model, self.folder
         state = {"step": step, "patience": self.stopper.state(), "best": self.best.state(), **self.facts}
+        if self.session.step.scale.dynamic:
+            state["loss-scale"] = self.session.step.scale.state()
         copies = [path for path in (folder.experiment, folder.settings, folder.graph) if path.exists()]
         parameters, states = (self._unread(memories) for memories in (model.parameters, model.states))
         path = checkpoint.save(folder.checkpoints, step, parameters, states, state, copies)

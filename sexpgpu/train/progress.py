@@ -89,6 +89,8 @@ def step_words(record: dict[str, Any], unit: str = "tokens") -> str:
     parts = [f"loss {record['train/loss']:.4f}"]
     if "train/lr" in record:
         parts.append(f"lr {record['train/lr']:.2e}")
+    if "train/loss_scale" in record:
+        parts.append(f"scale {record['train/loss_scale']:.0f}")
     parts += [f"norm {record['train/grad_norm']:.3f}", f"{record['throughput/tokens_per_s']:,.0f} {unit}/s"]
     return "  ".join([*parts, f"{record['runtime/step_ms']:.1f} ms"])
 

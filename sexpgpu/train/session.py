@@ -137,14 +137,8 @@ def refuse_indivisible(experiment: Experiment, ranks: int) -> None:
         )
 
 
-def refuse_precision(settings: Settings) -> None:
-    if settings.precision == "float16":
-        raise Error("E-DEV-001", "precision float16 needs cuda", notes=["take --precision bfloat16 or off"])
-
-
 def refuse_unready(experiment: Experiment, settings: Settings) -> None:
     """What the language has and this version does not run is an error, never something else instead."""
-    refuse_precision(settings)
     if settings.checkpoints is not None:
         notes = ["leave SEXPGPU_CHECKPOINTS unset: checkpoints go into the run folder"]
         raise Error("E-RUN-007", "checkpoints outside the run folder are not available yet", notes=notes)
@@ -234,6 +228,8 @@ def lowering_report(session: Session) -> str:
     for name, lowering in session.lowerings.items():
         lines.append(report_row(name, lowering_words(lowering)))
         lines += [report_row("", note) for note in lowering.notes]
+    if session.step.scale.dynamic:
+        lines.append(report_row("loss scale", session.step.scale.words()))
     memory = f"{size_words(session.memory.planned)} of {size_words(session.device.free_bytes())} free"
     return "\n".join(
         [*lines, report_row("memory", memory), report_row("stacking", "1: a call of the graph is one microbatch")]

@@ -20,17 +20,23 @@ from sexpgpu.passes.experiment import Experiment
 from sexpgpu.train.feed import Feed
 from sexpgpu.train.gradients import GradientSum
 from sexpgpu.train.model import Model
+from sexpgpu.train.scaling import LossScale
 
 Made = TypeVar("Made")
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """`gradient_norm` is of the mean gradient before clipping; `weight` the step's Σ W, a count of elements without W."""
+    """`gradient_norm` is of the mean gradient before clipping; `weight` the step's Σ W, a count of elements without W.
+
+    `loss_scale`: under `:precision float16`, that of the step; then a step that was not finite is not `applied`.
+    """
 
     loss: float
     weight: float
     gradient_norm: float
     learning_rate: float | None
+    loss_scale: float | None = None
+    applied: bool = True
 
 
 class Graphs(msgspec.Struct, frozen=True):
@@ -58,6 +64,7 @@ class Step:
         self.exchange: Exchange = exchange or SingleRank()
         self.device, self.experiment, self.graphs, self.model, self.feed = device, experiment, graphs, model, feed
         self.seed, self.total_steps = seed, total_steps
+        self.scale = LossScale(experiment.options.precision)
         trained = tuple(p for p in experiment.parameters if p.trainable)
         updated = tuple(p for p in experiment.parameters if f"update:{p.name}" in output_names(graphs.training))
         options = experiment.options
@@ -76,25 +83,45 @@ class Step:
         self.fields: dict[str, Any] = bind_fields(device, self.training)
 
     def hosts(self, step: int) -> dict[str, float]:
-        """The host scalars of a step. Every step so far was applied, so updates count as steps do."""
-        return {"step": step, "updates": step, "total-steps": self.total_steps, "loss-scale": 1.0 / self.nominal}
+        """The host scalars of a step."""
+        return {
+            "step": step,
+            "updates": self.updates(step),
+            "total-steps": self.total_steps,
+            "loss-scale": self.scale.value / self.nominal,
+        }
+
+    def updates(self, step: int) -> int:
+        """Which update step `step` is, counted from 1: skipped ones are none."""
+        return step - self.scale.skipped
 
     def run(self, step: int) -> StepResult:
-        """Step `step`, counted from 1. Raises E-NUM-001, E-NUM-002 before the update: all is then as before the step."""
+        """Step `step`, counted from 1. Raises E-NUM-001, E-NUM-002 before the update: all is then as before the step.
+
+        Ranks decide alike what is not finite: they have the same losses and the same sum of gradients.
+        """
         losses, weights = self._gradients(step)
         total, weight = tree_sum_f64(losses), tree_sum_f64(weights)
         loss = total / weight if weight else math.nan
         # Every backward pass was scaled by the nominal weight; this makes the sum the mean over what was real.
         correction = self.nominal / weight if weight else math.nan
+        correction /= self.scale.value
         norm = math.sqrt(self.gradients.square_sum()) * correction
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        # Without any weight a loss is NaN in every scale.
+        if not finite and not (weight and self.scale.may_skip):
             raise self._not_finite(step, losses, loss, norm)
         hosts = self.hosts(step)
-        hosts["gradient-scale"] = correction * self._clip(norm, hosts)
-        hosts["microbatches"] = self.feed.microbatches(step)
-        self.update.run(hosts, Counter(0, step))
+        scale = self.scale.value if self.scale.dynamic else None
+        if finite:
+            hosts["gradient-scale"] = correction * self._clip(norm, hosts)
+            hosts["microbatches"] = self.feed.microbatches(step)
+            self.update.run(hosts, Counter(0, step))
+            self.scale.apply()
+        else:
+            self.scale.skip()
         rate = self.experiment.learning_rate
-        return StepResult(loss, weight, norm, None if rate is None else float(evaluate(rate, hosts)))
+        return StepResult(loss, weight, norm, None if rate is None else float(evaluate(rate, hosts)), scale, finite)
 
     def _gradients(self, step: int) -> tuple[list[float], list[float]]:
         """Losses and weights of all ranks' microbatches, each a sum over its elements; the gradients' sum is in `total`."""
@@ -124,9 +151,14 @@ class Step:
 
     def _not_finite(self, step: int, losses: list[float], loss: float, norm: float) -> Error:
         """E-NUM-001 with the first bad node of the first bad microbatch, found by running it again in NumPy."""
+        error = not_finite(f"{not_finite_words(loss, norm)} at step {step}", self._first_bad_node(step, losses))
+        if self.scale.dynamic:
+            error.notes.append(f"the loss scale is at {self.scale.value:.0f}: no smaller one helps")
+        return error
+
+    def _first_bad_node(self, step: int, losses: list[float]) -> Node | None:
         from sexpgpu.train.suspect import first_bad_node
 
-        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
         bad = [index for index, value in enumerate(losses) if not math.isfinite(value)]
         microbatches = bad[:1] or list(range(len(losses)))
         values = self.model.read_parameters()
@@ -134,8 +166,8 @@ class Step:
             inputs = {**values, **self.feed.take(step, microbatch)}
             node = first_bad_node(self.graphs.training, inputs, self.hosts(step), self.seed, Counter(microbatch, step))
             if node is not None:
-                return not_finite(f"{what} at step {step}", node)
-        return not_finite(f"{what} at step {step}", None)
+                return node
+        return None
 
 
 def prepared(device: Device, graph: Graph, seed: int, exchange: Exchange, **memory: Any) -> Executable:
@@ -166,6 +198,10 @@ def bind_fields(device: Device, executable: Executable) -> dict[str, Any]:
             made[name] = device.allocate(type_)
             executable.bind(external, made[name])
     return made
+
+
+def not_finite_words(loss: float, norm: float) -> str:
+    return f"the gradient's norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
 
 
 def not_finite(message: str, node: Node | None) -> Error:
