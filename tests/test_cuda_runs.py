@@ -148,6 +148,20 @@ def test_where_memory_was_full_for_a_moment_a_run_says_so_and_goes_on(
     assert nothing_wrong(driver)
 
 
+def test_check_tells_what_a_run_on_the_card_would_be_and_leaves_nothing(
+    command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeCuda(H100)
+    install(driver, monkeypatch)
+    monkeypatch.setenv("SEXPGPU_DEVICE", "cuda")
+    code, out, err = command("check", *DIGITS[:3])
+    assert code == 0, err
+    assert "lowering: cuda compute_90 NVIDIA H100 80GB HBM3" in out
+    assert re.search(r"^  workspaces +32\.0 MiB$", out, re.M)
+    assert not driver.called["cuLaunchKernel"]
+    assert nothing_wrong(driver)
+
+
 def test_times_are_told_for_every_launch_of_the_card(
     command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -312,6 +326,7 @@ def test_a_run_takes_the_card_that_is_named(
     code, _, err = command("run", *DIGITS, *words, "--steps", "1")
     assert code == 0, err
     assert "lowering: cuda compute_80 NVIDIA A100-SXM4-80GB" in err
+    assert "cards: 2 are visible, and this run uses cuda:1 alone; one run on several is not available yet" in err
     assert [card.peak_bytes > 0 for card in driver.cards] == [False, True]
     assert nothing_wrong(driver)
 

@@ -9,11 +9,12 @@ import click
 from msgspec.structs import asdict
 
 from sexpgpu.cli.run import as_problem, json_text
-from sexpgpu.device import choose, open_device
+from sexpgpu.device import Device, choose, open_device
 from sexpgpu.errors import Diagnostics, Error
 from sexpgpu.ir.graph import Node
 from sexpgpu.lang.program import Program
 from sexpgpu.passes.experiment import Experiment
+from sexpgpu.settings import Settings
 from sexpgpu.train.cost import Cost, step_cost, too_large_for_cpu
 from sexpgpu.train.launch import problems_of
 from sexpgpu.train.model import parameter_count
@@ -34,15 +35,21 @@ def check_request(request: Request, as_json: bool) -> str:
     """The report. Raises Error or Diagnostics as `run` would."""
     try:
         early = early_settings(request)
-        choice = choose(early)
-        device = open_device(choice, early)
-        program, experiment = read_experiment(request, early)
-        settings = final_settings(request, experiment)
-        session = prepare(experiment, settings, device)
+        device = open_device(choose(early), early)
+        try:
+            return _report(request, early, device, as_json)
+        finally:
+            device.close()
     except (Error, Diagnostics) as problem:
         if as_json:
             click.echo(json_text({"errors": [as_problem(error) for error in problems_of(problem)]}))
         raise
+
+
+def _report(request: Request, early: Settings, device: Device, as_json: bool) -> str:
+    """What a run on this device would be; nothing is run."""
+    program, experiment = read_experiment(request, early)
+    session = prepare(experiment, final_settings(request, experiment), device)
     cost = step_cost(session)
     how = how_to_try(request, program, session)
     if as_json:
@@ -89,8 +96,10 @@ def parameter_table(experiment: Experiment) -> str:
     rows: list[Sequence[str]] = [("parameter", "shape", "numbers", "starts", "")]
     for p in experiment.parameters:
         law = " ".join([p.initializer.kind, *(f"{a:g}" for a in p.initializer.arguments)])
-        marks = "buffer" if p.buffer else " ".join(
-            word for word, holds in (("decays", p.decay), ("not trained", not p.trainable)) if holds
+        marks = (
+            "buffer"
+            if p.buffer
+            else " ".join(word for word, holds in (("decays", p.decay), ("not trained", not p.trainable)) if holds)
         )
         rows.append((p.name, " ".join(map(str, p.shape)) or "scalar", f"{prod(p.shape):,}", law, marks))
     rows.append(("total", "", f"{parameter_count(experiment):,}", "", ""))

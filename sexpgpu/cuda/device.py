@@ -181,7 +181,8 @@ def _computes(launch: Generated) -> int:
 def open_cuda(settings: Settings, ordinal: int, load: Callable[[str], Any] | None = None) -> CudaDevice:
     """The card of an ordinal. Raises E-DEV-001 where driver or card cannot run what we compile."""
     load = load or library.load_driver
-    card = require(probe_driver(load), ordinal)
+    driver = probe_driver(load)
+    card = require(driver, ordinal)
     calls = bind(load(DRIVER), TABLE)
     calls.cuInit(0)
     arch = choose_arch(card.capability, supported_archs())
@@ -191,6 +192,9 @@ def open_cuda(settings: Settings, ordinal: int, load: Callable[[str], Any] | Non
     except BaseException:
         context.close()
         raise
+    if len(driver.cards) > 1:
+        words = f"cards: {len(driver.cards)} are visible, and this run uses cuda:{ordinal} alone"
+        engine.report.append(f"{words}; one run on several is not available yet")
     if arch.report:
         engine.report.append(arch.report)
     return CudaDevice(card, engine, settings)
