@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -323,3 +324,54 @@ def test_a_card_has_the_memory_that_it_was_given() -> None:
     with rig.context.allocate(free):
         assert rig.context.memory_bytes() == (0, total)
     assert rig.context.memory_bytes() == (free, total)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("blocking", [True, False])
+def test_work_on_the_null_stream_waits_for_blocking_streams_alone(blocking: bool, order: Order) -> None:
+    driver = FakeCuda(order=order)
+    rig = Rig(driver)
+    rig.give(X)
+    stream = ctypes.c_void_p()
+    rig.context.calls.cuStreamCreate(ctypes.byref(stream), 0 if blocking else 1)
+    rig.context.calls.cuMemcpyHtoDAsync_v2(rig.x.address, rig.given.address, 4 * COUNT, stream)
+    rig.context.calls.cuMemsetD8Async(rig.x.address, 0, 4 * COUNT, None)
+    rig.context.calls.cuMemcpyDtoHAsync_v2(rig.result.address, rig.x.address, 4 * COUNT, stream)
+    rig.context.synchronize()
+    if blocking:
+        assert driver.findings == [] and not rig.result.bytes.any()
+    else:
+        assert [finding for finding in driver.findings if finding.startswith("unordered: ")]
+
+
+def test_two_cards_have_memory_and_errors_of_their_own() -> None:
+    driver = FakeCuda(A100, A100)
+    calls = bind(driver.load("libcuda.so.1"), TABLE)
+    calls.cuInit(0)
+    contexts = [Context(calls, ordinal) for ordinal in (0, 1)]
+    driver.cards[0].broken = 719
+    contexts[0].enter()
+    with pytest.raises(DriverError, match="CUDA_ERROR_LAUNCH_FAILED"):
+        contexts[0].allocate(16)
+    contexts[1].enter()
+    with contexts[1].allocate(16), contexts[1].stream() as stream:
+        stream.synchronize()
+    for context in contexts:
+        context.close()
+    assert driver.findings == driver.held() == []
+
+
+def test_a_call_from_a_thread_without_a_context_is_refused() -> None:
+    rig = Rig(FakeCuda())
+    problems: list[DriverError] = []
+
+    def call() -> None:
+        try:
+            rig.context.memory_bytes()
+        except DriverError as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert [error.name for error in problems] == ["CUDA_ERROR_INVALID_CONTEXT"]

@@ -112,8 +112,11 @@ class State:
     def _state_of(self, name: str) -> int:
         if name in ALWAYS:
             return 0
-        card = getattr(self.here, "card", None)
-        return NOT_INITIALIZED if not self.started else 0 if card is None else int(card.broken)
+        if not self.started:
+            return NOT_INITIALIZED
+        # One may turn to another card from a broken one.
+        card = None if name == "cuCtxSetCurrent" else getattr(self.here, "card", None)
+        return 0 if card is None else int(card.broken)
 
     def card_of(self, device: int) -> Card:
         if not FIRST_DEVICE <= device < FIRST_DEVICE + len(self.cards):
