@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import asdict
@@ -30,12 +31,15 @@ from sexpgpu.train.request import (
 )
 from sexpgpu.train.session import Session, counted, lowering_report, prepare
 
+if TYPE_CHECKING:
+    from sexpgpu.cli.check_card import CardReport
 
-def check_request(request: Request, as_json: bool) -> str:
-    """The report. Raises Error or Diagnostics as `run` would."""
+
+def check_request(request: Request, as_json: bool, card: str | None = None) -> str:
+    """The report. Raises Error or Diagnostics as `run` would. `card`: as on such a card, which need not be here."""
     try:
         early = early_settings(request)
-        device = open_device(choose(early), early)
+        device = open_device(choose(early), early) if card is None else _planned_card(card, early)
         try:
             return _report(request, early, device, as_json)
         finally:
@@ -52,15 +56,33 @@ def _report(request: Request, early: Settings, device: Device, as_json: bool) ->
     session = prepare(experiment, final_settings(request, experiment), device)
     cost = step_cost(session)
     how = how_to_try(request, program, session)
+    on_card = _card_report(session)
     if as_json:
-        return json_text(as_facts(session, cost, how))
+        return json_text(as_facts(session, cost, how) | (on_card.facts() if on_card else {}))
     parts = [
         f"{request.source}: no errors",
         *warnings(program, experiment),
         parameter_table(experiment),
         cost_lines(session, cost),
     ]
-    return "\n\n".join([*parts, lowering_report(session), memory_lines(session), how])
+    parts += [lowering_report(session), *([on_card.text()] if on_card else []), memory_lines(session), how]
+    return "\n\n".join(parts)
+
+
+def _planned_card(name: str, settings: Settings) -> Device:
+    from sexpgpu.cli.check_card import planned_card
+
+    return planned_card(name, settings)
+
+
+def _card_report(session: Session) -> CardReport | None:
+    """None: the device is one that is here."""
+    if session.device.kind == "cpu":
+        return None
+    from sexpgpu.cli.check_card import CardReport
+    from sexpgpu.cuda.planned import PlannedCard
+
+    return CardReport(session, session.device) if isinstance(session.device, PlannedCard) else None
 
 
 def warnings(program: Program, experiment: Experiment) -> list[str]:

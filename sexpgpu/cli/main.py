@@ -91,15 +91,22 @@ commands.add_command(
 )
 
 
+# Those of cuda/cards.py, which the command line does not import for its help.
+CARD_NAMES = ("a100", "l4", "h100", "h200", "b200")
+
+
 @commands.command()
 @file_options
+@click.option(
+    "--card", type=click.Choice(CARD_NAMES), help="With --device cuda: as on such a card, which need not be here."
+)
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
-def check(as_json: bool, **options: Any) -> None:
+def check(as_json: bool, card: str | None, **options: Any) -> None:
     """Everything short of running: errors, parameters, cost, memory, how to try the file."""
     request = request_of(options, None, lambda line: None)
     from sexpgpu.cli.check import check_request
 
-    click.echo(check_request(request, as_json))
+    click.echo(check_request(request, as_json, card))
 
 
 STAGES = ("ast", "ir", "grad", "regions", "plan", "kernels", "lowering")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sexpgpu.codegen.cuda_program import CudaProgram, card_plan, cuda_program
@@ -54,10 +54,17 @@ def checked_arch(arch: str) -> str:
     return arch
 
 
+Programs = Mapping[str, tuple[Graph, CudaProgram]]
+
+
 def compiled(graphs: Mapping[str, Graph], arch: str, settings: Settings) -> tuple[list[Shown], Modules, list[str]]:
-    """Every kernel of the graphs once, in the order of first use; the modules they came from; lines of notes."""
+    """Every kernel of the graphs, as `compiled_programs` has them."""
     arch = checked_arch(arch)
-    programs = {name: (graph, _program(graph)) for name, graph in graphs.items()}
+    return compiled_programs({name: (graph, _program(graph)) for name, graph in graphs.items()}, arch, settings)
+
+
+def compiled_programs(programs: Programs, arch: str, settings: Settings) -> tuple[list[Shown], Modules, list[str]]:
+    """Every kernel once, in the order of first use; the modules they came from; lines of notes."""
     sources = {f"{name} {key}": text for name, (_, p) in programs.items() for key, text in p.modules.items()}
     cache = CubinCache(settings.cache)
     made = load_cubins(sources, arch, cache, settings.threads)
@@ -72,7 +79,7 @@ def _program(graph: Graph) -> CudaProgram:
     return cuda_program(card_plan(graph))
 
 
-def _shown(programs: Mapping[str, tuple[Graph, CudaProgram]], takes: Mapping[str, Resources]) -> Iterator[Shown]:
+def _shown(programs: Programs, takes: Mapping[str, Resources]) -> Iterator[Shown]:
     works: dict[str, dict[Work, None]] = {}
     first: dict[str, CudaLaunch] = {}
     for graph, program in programs.values():
@@ -109,6 +116,11 @@ def _text(kernel: Shown) -> str:
 def cuda_lowering(graphs: Mapping[str, Graph], arch: str, settings: Settings) -> str:
     """A table of the kernels: how often each runs, what it takes, how many bytes it moves for each that it must, and why."""
     shown, made, notes = compiled(graphs, arch, settings)
+    return kernel_table(f"lowering: cuda {arch}", shown, made, notes)
+
+
+def kernel_table(head: str, shown: Sequence[Shown], made: Modules, notes: Sequence[str]) -> str:
+    """A row a kernel."""
     rows = [("kernel", "times", "registers", "spilled", "shared", "bytes ÷ least", "what, where")]
     for kernel in shown:
         takes = kernel.takes
@@ -122,5 +134,7 @@ def cuda_lowering(graphs: Mapping[str, Graph], arch: str, settings: Settings) ->
         )  # fmt: skip
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
     lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[6]]) for row in rows]
-    count = f"{len(made.modules)} modules: {made.compiled} compiled, {made.cached} from the cache, {made.rebuilt} rebuilt"
-    return "\n".join([f"lowering: cuda {arch}, {len(shown)} kernels in {count}", *lines, *notes])
+    count = (
+        f"{len(made.modules)} modules: {made.compiled} compiled, {made.cached} from the cache, {made.rebuilt} rebuilt"
+    )
+    return "\n".join([f"{head}, {len(shown)} kernels in {count}", *lines, *notes])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from sexpgpu.initial import Normals
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.types import SIZES, TensorType
 from sexpgpu.ops.pointwise import numpy_dtype
-from sexpgpu.plan.kernel import Generated, Product, flattened
+from sexpgpu.plan.kernel import Generated, Plan, Product, flattened
 from sexpgpu.plan.lifetime import aligned
 from sexpgpu.settings import Settings
 
@@ -108,28 +108,10 @@ class CudaDevice:
     def prepare(
         self, graph: Graph, seed: int, lands: Mapping[str, CudaMemory] | None = None, keeps: CudaMemory | None = None
     ) -> CudaExecutable:
-        landing = {name: memory.offset_bytes for name, memory in (lands or {}).items()}
-        made = card_plan(graph, keep_values=self._settings.keep_values, landing=landing)
-        division = self.engine.divide(made)
-        program = cuda_program(made, division.chosen)
-        base = 0 if keeps is None else aligned(keeps.offset_bytes + keeps.type.size_bytes)
-        lowering = self._lowering(graph, program, division, base)
-        return CudaExecutable(graph, program, division, self.engine, seed, base, lowering)
-
-    def _lowering(self, graph: Graph, program: CudaProgram, division: Division, base: int) -> Lowering:
-        every = list(flattened(program.plan.launches))
-        products = sum(isinstance(launch, Product) for launch in every)
-        fused = sum(isinstance(x, Generated) and _computes(x) > 1 for x in every)
-        return Lowering(
-            nodes=len(graph.nodes),
-            kernels=len(every) - products,
-            fused=fused,
-            products=products,
-            arena_bytes=base + program.plan.arena_bytes,
-            product_engine=division.words,
-            workspace_bytes=program.workspace_bytes + division.workspace_bytes,
-            notes=(*self.engine.report, *division.notes, *program.plan.notes),
+        program, division, base, lowering = lowered(
+            graph, self._settings, self.engine.divide, lands, keeps, self.engine.report
         )
+        return CudaExecutable(graph, program, division, self.engine, seed, base, lowering)
 
     @told
     def add(self, target: CudaMemory, source: CudaMemory) -> None:
@@ -170,6 +152,46 @@ class CudaDevice:
     def close(self) -> None:
         """Gives everything back to the driver."""
         self.engine.close()
+
+
+class Landed(Protocol):
+    """Memory in the arena that graphs share, which need not be there yet."""
+
+    @property
+    def type(self) -> TensorType: ...
+
+    @property
+    def offset_bytes(self) -> int: ...
+
+
+def lowered(
+    graph: Graph,
+    settings: Settings,
+    divide: Callable[[Plan], Division],
+    lands: Mapping[str, Landed] | None,
+    keeps: Landed | None,
+    report: Sequence[str] = (),
+) -> tuple[CudaProgram, Division, int, Lowering]:
+    """What a card runs for a graph and who runs its products, where its values begin in the arena, and what the report
+    says of it."""
+    landing = {name: memory.offset_bytes for name, memory in (lands or {}).items()}
+    made = card_plan(graph, keep_values=settings.keep_values, landing=landing)
+    division = divide(made)
+    program = cuda_program(made, division.chosen)
+    base = 0 if keeps is None else aligned(keeps.offset_bytes + keeps.type.size_bytes)
+    every = list(flattened(made.launches))
+    products = sum(isinstance(launch, Product) for launch in every)
+    lowering = Lowering(
+        nodes=len(graph.nodes),
+        kernels=len(every) - products,
+        fused=sum(isinstance(x, Generated) and _computes(x) > 1 for x in every),
+        products=products,
+        arena_bytes=base + made.arena_bytes,
+        product_engine=division.words,
+        workspace_bytes=program.workspace_bytes + division.workspace_bytes,
+        notes=(*report, *division.notes, *made.notes),
+    )
+    return program, division, base, lowering
 
 
 def _computes(launch: Generated) -> int:

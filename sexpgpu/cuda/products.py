@@ -20,12 +20,13 @@ NOWHERE: Three = (0, 0, 0)
 @dataclass(frozen=True)
 class Chosen:
     """A product of a plan that the library runs: the calls of its matmul differ from others of its shape in their
-    places alone."""
+    places alone. `prepared` None: there is no card to ask for an algorithm."""
 
     matmul: Matmul
-    prepared: PreparedMatmul
+    prepared: PreparedMatmul | None
 
     def at(self, address: Callable[[Place], int], workspace: int) -> PlacedProduct:
+        assert self.prepared is not None
         bases = [address(place) for place in self.matmul.places]
         calls = tuple(_moved(bases, call) for call in self.matmul.calls)
         return PlacedProduct(self.prepared, calls, workspace)
@@ -80,7 +81,7 @@ class Library:
         self.calls = calls or cublas.cublas()
         self.rules = rules
         self.handle = new_handle(self.calls)
-        self.name = "cuBLASLt " + ".".join(map(str, cublas.version(self.calls)))
+        self.name = library_name(self.calls)
         self._prepared: dict[Matmul, PreparedMatmul | str] = {}
 
     def divide(self, plan: Plan) -> Division:
@@ -119,6 +120,28 @@ class Library:
             if not isinstance(prepared, str):
                 prepared.close()
         self.calls.cublasLtDestroy(self.handle)
+
+
+def foreseen(plan: Plan, rules: Rules) -> Division:
+    """Who would run the products of a plan on a card that is not here: the library is asked for no algorithm."""
+    own = own_division(plan)
+    if not own.own:
+        return own
+    alignment = alignment_of(plan)
+    chosen: dict[int, Chosen] = {}
+    refused: Counter[str] = Counter()
+    for number, launch in enumerate(flattened(plan.launches)):
+        if isinstance(launch, Product):
+            matmul = describe(launch, alignment, rules=rules)
+            if isinstance(matmul, str):
+                refused[matmul] += 1
+            else:
+                chosen[number] = Chosen(matmul, None)
+    return Division(chosen, refused, library_name(cublas.cublas()))
+
+
+def library_name(calls: Any) -> str:
+    return "cuBLASLt " + ".".join(map(str, cublas.version(calls)))
 
 
 def own_division(plan: Plan) -> Division:
