@@ -16,9 +16,10 @@ import pytest
 from sexpgpu.codegen.gemm_tile import Tiling
 from sexpgpu.interp import gemm
 from sexpgpu.interp.cache import Cache
-from sexpgpu.interp.gemm import PLAIN_TILING, TILINGS
+from sexpgpu.interp.gemm import PAIRED_TILING, PLAIN_TILING, TILINGS
 from sexpgpu.interp.kernels import Kernels, load_kernels
 from sexpgpu.interp.native import callable_at
+from sexpgpu.interp.processor import features
 from sexpgpu.interp.tape import aligned
 from sexpgpu.ops.pointwise import numpy_dtype
 from sexpgpu.plan.kernel import Matrix, Place, Product
@@ -110,6 +111,28 @@ def test_narrow_floats_are_summed_in_f32_and_rounded_once(run: Run, dtype: str, 
     for turned in TURNED:
         check(run, shape, turned, dtype)
         check(run, shape, turned, dtype, accumulate=True, spare=2)
+
+
+needs_pairs = pytest.mark.skipif("avx512_bf16" not in features(), reason="the CPU has no vdpbf16ps")
+
+
+@needs_pairs
+@pytest.mark.parametrize("shape", [(6, 16, 8), (50, 45, 600), (14, 32, 2), (130, 300, 40), (29, 65, 1602)])
+def test_pairs_of_bf16_are_multiplied_and_added_in_f32(run: Run, shape: tuple[int, int, int]) -> None:
+    for turned in TURNED:
+        check(run, shape, turned, "bf16", tiling=PAIRED_TILING)
+        check(run, shape, turned, "bf16", tiling=PAIRED_TILING, accumulate=True, spare=2)
+        check(run, shape, turned, "bf16", tiling=PAIRED_TILING, spare=3)
+
+
+@needs_pairs
+def test_pairs_are_taken_of_bf16_with_an_even_number_of_steps() -> None:
+    def of(dtype: str, k: int) -> Tiling:
+        matrices = [Matrix(Place(p), n, 1, (0,)) for p, n in enumerate((k, 8, 8))]
+        return gemm.tiling_of(Product(dtype, 8, 8, k, *matrices))
+
+    assert of("bf16", 64) == PAIRED_TILING
+    assert of("bf16", 63) == of("f32", 64) == of("f16", 64) == gemm.tiling()
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])

@@ -210,6 +210,7 @@ def test_products_without_blas_and_with_odd_strides(engine: Engine) -> None:
 
 def test_engines_of_products_are_chosen_by_shape_and_said_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "own_below", lambda: 1_000_000)
+    monkeypatch.setattr(gemm, "features", frozenset)
     blas = Blas(1, "OpenBLAS 1.2.3")
 
     def product(dtype: str, size: int, step: int = 1) -> Product:
@@ -230,6 +231,8 @@ def test_engines_of_products_are_chosen_by_shape_and_said_with_the_reason(monkey
         f"1 {own}, bf16 or f16",
         "1 plain loops, integers",
     ]
+    monkeypatch.setattr(gemm, "features", lambda: frozenset(("avx512_bf16",)))
+    assert products.described([narrow], blas).endswith(", bf16 by vdpbf16ps")
 
 
 def test_blocks_of_products_cover_every_row_and_column_once() -> None:

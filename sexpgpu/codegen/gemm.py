@@ -47,11 +47,12 @@ def _panels(tiling: Tiling) -> int:
 
 def emit_gemm(dtype: str, result: str, tiling: Tiling, rows: int) -> str:
     """`@kernel(args, lo, hi, scratch)` and what it calls, for tiles of `rows` rows and of one more."""
+    packed = gemm_pack.PAIRS if tiling.pairs else dtype
     parts = [
         f"; a matrix product of {dtype} to {result}, tiles of {tiling}, {rows} or {rows + 1} rows",
         gemm_tile.declarations(tiling) + gemm_pack.declarations(tiling.lanes),
-        gemm_pack.pack(dtype, tiling.lanes),
-        *(gemm_pack.pack_lines(dtype, tiling.lanes, vectors) for vectors in {1, tiling.vectors, tiling.pitch // tiling.lanes}),
+        gemm_pack.pack(packed, tiling.lanes),
+        *(gemm_pack.pack_lines(packed, tiling.lanes, vectors) for vectors in {1, tiling.vectors, tiling.pitch // tiling.lanes}),
         *(gemm_tile.tile(tiling, height) for height in (rows, rows + 1)),
         _Driver(dtype, result, tiling, rows).text(),
         ATTRIBUTES,
@@ -119,6 +120,7 @@ class _Driver:
         if self.result != "f32":
             rest, whole = "0", f.divided(f.add(width, columns - 1), columns)
         self._pack_b(j, width, k, depth, f.choose(direct, whole, 0))
+        # Only f32 is read where it lies.
         there = f.at(f.at(self.b, j), f.mul(k, word["b_step"]))
         b = f.let(f"select i1 {direct}, ptr {there}, ptr {self.panels}")
         b_step = f.choose(direct, word["b_step"], columns)
@@ -132,7 +134,7 @@ class _Driver:
             a_direct = f.test("ne", word["a_direct"], 0)
             with f.unless(a_direct):
                 self._pack_a(first, until, k, depth)
-            if self.dtype != "f32":
+            if self.dtype != "f32" and not self.tiling.pairs:
                 with f.when(a_direct):
                     self._widen_a(first, until, k, depth)
             with f.loop(first, until) as number:
@@ -236,7 +238,8 @@ class _Driver:
         return (self.a if name == "a" else self.b), table
 
     def _steps(self, name: str, first: str) -> str:
-        return self.f.at(self.f.pointer(self.word[f"{name}_steps"]), first, "i64")
+        each = 2 if self.tiling.pairs else 1
+        return self.f.at(self.f.pointer(self.word[f"{name}_steps"]), self.f.mul(first, each), "i64")
 
     def _last_first(self, turn: str, count: str) -> str:
         """The last group of lanes may fill places of the one before, which is packed later; the others are in order, as
@@ -268,7 +271,7 @@ class _Driver:
         direct = f.test("ne", word["a_direct"], 0)
         there = packed = self._packed_a(number, depth)
         row, step = depth, "1"
-        if self.dtype == "f32":
+        if self.dtype == "f32" or self.tiling.pairs:
             row, step = word["a_row"], word["a_step"]
             there = f.at(f.at(self.a, f.mul(f.add(self.i0, i), row)), f.mul(k, step))
         return (

@@ -8,15 +8,19 @@ from sexpgpu.codegen.llvm_text import Function
 
 # Steps of k in one turn of the loop.
 UNROLLED = 2
+_PAIRS = "<32 x bfloat>"
 
 
 class Tiling(msgspec.Struct, frozen=True):
     """The shape of a tile: `vectors` of `lanes` f32 side by side, at most `rows` below each other. Its sums,
-    a row of b and one broadcast element of a have to fit into the registers."""
+    a row of b and one broadcast element of a have to fit into the registers.
+
+    `pairs`: of bf16, two steps of k are one: a lane of 32 bits holds both elements, which `vdpbf16ps` multiplies and adds."""
 
     lanes: int
     vectors: int
     rows: int
+    pairs: bool = False
 
     @property
     def columns(self) -> int:
@@ -29,7 +33,7 @@ class Tiling(msgspec.Struct, frozen=True):
         return -(-self.rows // self.lanes) * self.lanes
 
     def __str__(self) -> str:
-        return f"{self.rows}×{self.columns}"
+        return f"{self.rows}×{self.columns}{' vdpbf16ps' if self.pairs else ''}"
 
 
 PARAMETERS = (
@@ -39,6 +43,12 @@ PARAMETERS = (
 
 def declarations(tiling: Tiling) -> str:
     vector = f"<{tiling.lanes} x float>"
+    if tiling.pairs:
+        assert tiling.lanes == 16
+        return (
+            f"declare {vector} @llvm.x86.avx512bf16.dpbf16ps.512({vector}, <32 x bfloat>, <32 x bfloat>)\n"
+            "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)\n"
+        )
     return (
         f"declare {vector} @llvm.fmuladd.v{tiling.lanes}f32({vector}, {vector}, {vector})\n"
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)\n"
@@ -47,7 +57,7 @@ def declarations(tiling: Tiling) -> str:
 
 def tile(tiling: Tiling, rows: int) -> str:
     """c (rows × panels of columns) = a · b, or c + a · b. An element's products are added one after the other in the
-    order of k, whatever the rows and the columns beside it. Steps count elements."""
+    order of k, whatever the rows and the columns beside it. Steps count elements, or pairs of them."""
     f = Function(f"tile_{rows}", PARAMETERS)
     lanes, columns = tiling.lanes, tiling.columns
     vector = f"<{lanes} x float>"
@@ -61,19 +71,26 @@ def tile(tiling: Tiling, rows: int) -> str:
             f.do(f"call void @llvm.prefetch.p0(ptr {c_row}, i32 1, i32 3, i32 1)")
         sums = {place: f.variable(vector, "zeroinitializer") for place in places}
 
+        def as_factor(value: str) -> str:
+            return f.let(f"bitcast {vector} {value} to {_PAIRS}") if tiling.pairs else value
+
+        def added(old: str, left: str, right: str) -> str:
+            if tiling.pairs:
+                call = f"call {vector} @llvm.x86.avx512bf16.dpbf16ps.512"
+                return f.let(f"{call}({vector} {old}, {_PAIRS} {left}, {_PAIRS} {right})")
+            return f.let(f"call {vector} @llvm.fmuladd.v{lanes}f32({vector} {left}, {vector} {right}, {vector} {old})")
+
         def steps(first: str, count: int) -> None:
             b_at = f.at(b, f.mul(first, "%b_step"))
             a_at = f.at("%a", f.mul(first, "%a_step"))
             for number in range(count):
                 if number:
                     a_at, b_at = f.at(a_at, "%a_step"), f.at(b_at, "%b_step")
-                row = [f.load(vector, f.at(b_at, lanes * v), 4) for v in range(tiling.vectors)]
+                row = [as_factor(f.load(vector, f.at(b_at, lanes * v), 4)) for v in range(tiling.vectors)]
                 for r in range(rows):
-                    left = f.splat("float", lanes, f.load("float", f.at(a_at, offsets[r]), 4))
+                    left = as_factor(f.splat("float", lanes, f.load("float", f.at(a_at, offsets[r]), 4)))
                     for v in range(tiling.vectors):
-                        old = f.get(vector, sums[r, v])
-                        call = f"call {vector} @llvm.fmuladd.v{lanes}f32"
-                        f.set(vector, sums[r, v], f.let(f"{call}({vector} {left}, {vector} {row[v]}, {vector} {old})"))
+                        f.set(vector, sums[r, v], added(f.get(vector, sums[r, v]), left, row[v]))
 
         whole = f.let(f"and i64 %k, {-UNROLLED}")
         with f.loop(0, whole, UNROLLED) as k:

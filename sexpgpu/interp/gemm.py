@@ -12,7 +12,7 @@ import numpy as np
 from sexpgpu.codegen.gemm import MOST_DEPTH, WORDS, emit_gemm, scratch_floats
 from sexpgpu.codegen.gemm_pack import ELEMENTS
 from sexpgpu.codegen.gemm_tile import Tiling
-from sexpgpu.interp.processor import simd_class
+from sexpgpu.interp.processor import features, simd_class
 from sexpgpu.plan.kernel import Loops, Place, Product
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ TILINGS = {
     "NEON": Tiling(4, 3, 8),
     "SVE": Tiling(4, 3, 8),
 }
+# Pairs of bf16 by vdpbf16ps.
+PAIRED_TILING = Tiling(16, 2, 14, pairs=True)
 # What any CPU with vectors of 128 bits and 16 registers can do.
 PLAIN_TILING = Tiling(4, 2, 4)
 
@@ -37,7 +39,10 @@ def tiling() -> Tiling:
     return TILINGS.get(simd_class(), PLAIN_TILING)
 
 
-
+def tiling_of(launch: Product) -> Tiling:
+    """This CPU's for a product: of bf16 in pairs where it can multiply them, and no step is left over."""
+    in_pairs = launch.dtype == "bf16" and launch.k % 2 == 0 and "avx512_bf16" in features()
+    return PAIRED_TILING if in_pairs else tiling()
 
 # Floats of a page, and rows that a set of the smallest first-level caches holds.
 PAGE, MOST_CROWDED = 1024, 8
@@ -111,17 +116,22 @@ class Cut(msgspec.Struct, frozen=True):
 def cut(launch: Product, tiling: Tiling) -> Cut:
     few_columns, few_rows = launch.n <= 2 * tiling.columns, launch.m <= tiling.rows
     # Rows a page apart share sets of the first-level cache: many of a tile would push each other out of it.
-    crowded = tiling.rows > MOST_CROWDED and launch.a.row % PAGE == 0
+    crowded = tiling.rows > MOST_CROWDED and launch.a.row % (2 * PAGE if tiling.pairs else PAGE) == 0
     in_rows = launch.a.column == 1 and not launch.a.columns
-    if launch.dtype == "f32":
+    if tiling.pairs:
+        # A row's pairs are words of 32 bits where they lie, if all rows begin with a whole one.
+        a_direct, b_direct = in_rows and not launch.a.rows and launch.a.row % 2 == 0 and not crowded, False
+        a_cost = READ if a_direct else PACKED
+    elif launch.dtype == "f32":
         a_direct = not launch.a.has_loops and ((in_rows and not crowded) or launch.k <= 1 or few_columns)
         b_direct = not launch.b.has_loops and (launch.b.column == 1 or launch.n <= 1) and few_rows
         a_cost = READ if a_direct else PACKED
     else:
         a_direct, b_direct, a_cost = in_rows, False, WIDENED if in_rows else PACKED
     block_tiles, block_columns = _blocks(launch, tiling, a_cost, READ if b_direct else PACKED)
-    pieces = max(-(-launch.k // MOST_DEPTH), 1)
-    depth = max(_whole(-(-launch.k // pieces), 8), 8)
+    steps = launch.k // 2 if tiling.pairs else launch.k
+    pieces = max(-(-steps // MOST_DEPTH), 1)
+    depth = max(_whole(-(-steps // pieces), 8), 8)
     # About so many floats at a time: a short last part would pack all of a again for itself.
     parts = max(round(depth * block_columns / PANELS), 1)
     panel_columns = _whole(-(-block_columns // parts), tiling.columns)
@@ -159,6 +169,7 @@ def _blocks(launch: Product, tiling: Tiling, a_cost: float, b_cost: float) -> tu
 def prepare(launch: Product, tiling: Tiling, address_of: Callable[[Place], int]) -> Prepared:
     """Everything that a record of this product needs."""
     tiles, made = tiles_of(launch.m, tiling), cut(launch, tiling)
+    each = 2 if tiling.pairs else 1
     a, b, c = launch.a, launch.b, launch.c
     starts = np.array([m.starts for m in (a, b, c)], np.int64)
     tables = {
@@ -171,7 +182,7 @@ def prepare(launch: Product, tiling: Tiling, address_of: Callable[[Place], int])
     sums = scratch_floats(tiling, made.depth, made.panel_columns)
     words = {
         "n": launch.n,
-        "k": launch.k,
+        "k": launch.k // each,
         "tiles": tiles.count,
         "taller": tiles.taller,
         "block_tiles": made.block_tiles,
@@ -184,7 +195,7 @@ def prepare(launch: Product, tiling: Tiling, address_of: Callable[[Place], int])
         "panel_columns": made.panel_columns,
         "a_direct": int(made.a_direct),
         "b_direct": int(made.b_direct),
-        "a_row": a.row,
+        "a_row": a.row // each,
         "a_step": a.column,
         "b_step": b.row,
         "sums": sums,

@@ -108,7 +108,7 @@ def _choice(launch: Product, blas: Blas | None) -> tuple[Engine, str]:
     if blas is None:
         return "own", "no BLAS is found"
     if launch.dtype != "f32":
-        return "own", "bf16 or f16"
+        return "own", "bf16 by vdpbf16ps" if gemm.tiling_of(launch).pairs else "bf16 or f16"
     if not takes_blas(launch):
         return "own", "strides that BLAS has not"
     bound = own_below()
@@ -129,7 +129,7 @@ def wanted(launch: Product, blas: Blas | None) -> tuple[str, Callable[[], str]]:
     """The text that says the kernel, and the call that writes its source."""
     match engine_of(launch, blas):
         case "own":
-            return gemm.kernel_of(launch, gemm.tiling())
+            return gemm.kernel_of(launch, gemm.tiling_of(launch))
         case "blas":
             return "product blas", emit_blas_product
     unit_columns = launch.b.column == 1 or launch.n == 1
@@ -140,7 +140,7 @@ def prepare(launch: Product, blas: Blas | None, address_of: Callable[[Place], in
     """Everything that a record of this product needs."""
     engine = engine_of(launch, blas)
     if engine == "own":
-        return gemm.prepare(launch, gemm.tiling(), address_of)
+        return gemm.prepare(launch, gemm.tiling_of(launch), address_of)
     size = SIZES[launch.dtype]
     pieces = cut(launch)
     tables = np.array([m.starts for m in (launch.a, launch.b, launch.c)], np.int64) * size
