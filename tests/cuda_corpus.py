@@ -136,12 +136,15 @@ def attention() -> list[Case]:
 def indexed() -> list[Case]:
     numbers = np.random.default_rng(2)
     table, places, updates_ = normal(37, 12), numbers.integers(0, 37, 70).astype(np.int32), normal(70, 12)
+    # Two are out of range, and one counts from the end.
+    wrong = places.copy()
+    wrong[[7, 40, 50]] = 37, -38, -1
     made = []
     for op, inputs, axis in (
-        ("take", (table, places), 0),
+        ("take", (table, wrong), 0),
         ("scatter_add", (np.zeros((37, 12), np.float32), places, updates_), 0),
         ("gather", (table, numbers.integers(0, 37, (5, 12)).astype(np.int32)), 0),
-        ("cumsum", (normal(70, 3),), 0),
+        ("cumsum", (normal(300, 40),), 0),
         ("argsort", (normal(5, 70),), 1),
     ):
         graph = Graph(op)
@@ -173,7 +176,8 @@ def run(case: Case, rewrite: Callable[[str], str] | None = None) -> tuple[list[A
         made.bind(name, array)
     made.run(case.hosts)
     bound = [made.contents(name) for name, _ in case.arrays]
-    return made.findings, [*bound, *(made.output(name) for name in case.plan.outputs)]
+    flags = [made.contents("runtime:flags")] if case.plan.flags else []
+    return made.findings, [*bound, *flags, *(made.output(name) for name in case.plan.outputs)]
 
 
 def equal(case: Case, a: np.ndarray, b: np.ndarray) -> bool:

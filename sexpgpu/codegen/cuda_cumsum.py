@@ -61,7 +61,7 @@ for (int start = 0; start < SIZE; start += LENGTH) {
         if (place[k] < SIZE - start) out[from[k]] = tile[line[k] * (LENGTH + 1) + place[k]];
         from[k] += (Offset)LENGTH * INNER;
     }
-    __syncthreads();
+    // A thread writes the next tile where it alone has read this one.
 }
 """
 
