@@ -67,7 +67,7 @@ class Process:
         self._words = tempfile.TemporaryFile("w+")  # noqa: SIM115
         began = time.time()
         self._child = subprocess.Popen(
-            [*command, str(task.threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words,
+            [*command, str(task.threads), task.device], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words,
             text=True, env=environment(task.threads, cache),
         )  # fmt: skip
         self.first = self._answer()

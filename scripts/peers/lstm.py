@@ -29,8 +29,16 @@ def hypers(size: dict[str, int]) -> dict[str, int]:
 def weights(size: dict[str, int]) -> dict[str, Any]:
     """As PyTorch has them: weights are [out, in]."""
     generator = np.random.default_rng(1234)
-    h, shapes = size["H"], {"wte": (size["V"], size["E"]), "head.weight": (size["V"], size["H"]), "head.bias": (size["V"],)}
-    shapes |= {"weight_ih_l0": (4 * h, size["E"]), "weight_hh_l0": (4 * h, h), "bias_ih_l0": (4 * h,), "bias_hh_l0": (4 * h,)}
+    h, shapes = (
+        size["H"],
+        {"wte": (size["V"], size["E"]), "head.weight": (size["V"], size["H"]), "head.bias": (size["V"],)},
+    )
+    shapes |= {
+        "weight_ih_l0": (4 * h, size["E"]),
+        "weight_hh_l0": (4 * h, h),
+        "bias_ih_l0": (4 * h,),
+        "bias_hh_l0": (4 * h,),
+    }
     bound = np.float32(1 / h**0.5)
     return {name: generator.uniform(-bound, bound, shape).astype(np.float32) for name, shape in shapes.items()}
 

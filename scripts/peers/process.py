@@ -1,6 +1,6 @@
 """A peer's process: its first step, then blocks of steps on request; every answer is one line of JSON on stdout.
 
-    process.py MODULE VARIANT SIZE PRECISION THREADS
+    process.py MODULE VARIANT SIZE PRECISION THREADS DEVICE
 The first line has the time at which the first step was done, or why there is no such peer here. Then each line N on
 stdin is answered by the milliseconds, CPU milliseconds and losses of N steps, and the memory so far.
 """
@@ -56,7 +56,7 @@ def block(step: Callable[[int], float], first: int, count: int) -> dict[str, Any
     }
 
 
-def main(module: str, variant: str, name: str, precision: str, threads: str) -> None:
+def main(module: str, variant: str, name: str, precision: str, threads: str, device: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     # What a library prints is no answer.
     os.dup2(2, 1)
@@ -68,9 +68,11 @@ def main(module: str, variant: str, name: str, precision: str, threads: str) -> 
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from peers.tasks import Task
 
-    task = Task(name, precision, int(threads))
+    task = Task(name, precision, int(threads), device)
     try:
         peer = import_module(f"peers.{module}")
+        if task.device != "cpu" and not hasattr(peer, "device_bytes"):
+            raise NotImplementedError(f"it is not compared on {task.device}")
         if not hasattr(task.model, peer.WRITTEN_AS):
             raise NotImplementedError(f"{task.name} is not written for it")
         step = peer.prepare(task, BATCHES, variant)
@@ -85,7 +87,8 @@ def main(module: str, variant: str, name: str, precision: str, threads: str) -> 
     )
     taken = 1
     for line in sys.stdin:
-        say(block(step, taken, int(line)))
+        answer = block(step, taken, int(line))
+        say(answer if task.device == "cpu" else {**answer, "device_peak": peer.device_bytes(step)})
         taken += int(line)
 
 

@@ -25,17 +25,19 @@ SIZES: dict[str, tuple[str, dict[str, int]]] = {
     "small": ("gpt", {"L": 4, "C": 256, "H": 4, "T": 256, "B": 8, "V": 4096}),
     "resnet": ("resnet", {"B": 32, "N": 3, "W": 16}),
     "gpt2": ("gpt", {"L": 12, "C": 768, "H": 12, "T": 1024, "B": 1, "V": 50257}),
+    "gpt2-batch-8": ("gpt", {"L": 12, "C": 768, "H": 12, "T": 1024, "B": 8, "V": 50257}),
     "lstm": ("lstm", {"E": 128, "H": 256, "T": 64, "B": 32, "V": 256}),
 }
 
 
 @dataclass(frozen=True)
 class Task:
-    """One comparison: a size at a precision (f32 or bf16) on so many threads, with its module's model."""
+    """One comparison: a size at a precision (f32 or bf16) on so many threads, or on a device cuda, with its module's model."""
 
     name: str
     precision: str
     threads: int
+    device: str = "cpu"
 
     @property
     def model(self) -> Any:
