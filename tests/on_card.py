@@ -98,11 +98,15 @@ class OnCard(Launched):
         inside = -(-size_bytes // GUARD_BYTES) * GUARD_BYTES
         block = self.opened.context.allocate(inside + 2 * GUARD_BYTES)
         self.opened.stream.fill(block.address, GUARD, block.size_bytes)
+        # What nothing writes is read as the simulator's.
+        self.opened.stream.fill(block.address + GUARD_BYTES, 0, max(size_bytes, 1))
         self._blocks.append((block, size_bytes))
         return block.address + GUARD_BYTES
 
     def write(self, address: int, array: Any) -> None:
         data = np.ascontiguousarray(array)
+        if not data.nbytes:
+            return
         self.opened.stream.upload(address, data.ctypes.data, data.nbytes)
         self.opened.stream.synchronize()
 

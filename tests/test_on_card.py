@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,3 +71,13 @@ def test_where_there_is_no_card_the_error_is_that_of_a_run() -> None:
     with pytest.raises(Error, match="no GPU is visible") as caught:
         open_card(driver.load)
     assert caught.value.code == "E-DEV-001"
+
+
+def test_every_module_that_runs_plans_on_the_simulator_runs_them_on_a_card_too() -> None:
+    here = Path(__file__).parent
+    simulated = {file for file in here.glob("test_cuda_*.py") if "on_simulator import" in file.read_text()}
+    on_card = "".join(file.read_text() for file in (here / "gpu").glob("test_*.py"))
+    # The sums of a device are asked of the device, in test_card_device.py; graphs of examples by whole runs.
+    elsewhere = {"test_cuda_sums", "test_cuda_examples"}
+    missing = [file.stem for file in simulated if f"from tests.{file.stem} import" not in on_card]
+    assert set(missing) <= elsewhere

@@ -38,11 +38,19 @@ def test_an_example_has_the_losses_of_the_cpu(
     assert ours == pytest.approx(theirs, rel=LAST)
 
 
+@pytest.mark.parametrize("name", ["digits", "lstm"])
+def test_with_our_own_products_an_example_has_the_cpus_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEXPGPU_PRODUCTS", "own")
+    theirs, ours = (losses(name, "sim", kind, "off") for kind in ("cpu", "cuda"))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(("precision", "rounding"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
 @pytest.mark.parametrize("name", ["digits", "gpt2"])
-def test_bfloat16_has_the_losses_of_the_cpu_within_its_rounding(
-    name: str, record_property: Callable[[str, Any], None]
+def test_narrow_floats_have_the_losses_of_the_cpu_within_their_rounding(
+    name: str, precision: str, rounding: float, record_property: Callable[[str, Any], None]
 ) -> None:
-    theirs, ours = (losses(name, "sim", kind, "bfloat16") for kind in ("cpu", "cuda"))
-    record_property("losses", {"example": name, "variant": "sim bfloat16", "cpu": theirs, "cuda": ours})
-    # A rounding of an operand, 2^-8, that falls the other way.
-    assert ours == pytest.approx(theirs, rel=2.0**-8)
+    theirs, ours = (losses(name, "sim", kind, precision) for kind in ("cpu", "cuda"))
+    record_property("losses", {"example": name, "variant": f"sim {precision}", "cpu": theirs, "cuda": ours})
+    # A rounding of an operand that falls the other way.
+    assert ours == pytest.approx(theirs, rel=rounding)
