@@ -16,6 +16,7 @@ from sexpgpu.codegen.cuda_many import groups_of
 from sexpgpu.codegen.cuda_program import card_plan
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ops.pointwise import numpy_dtype
+from sexpgpu.passes.experiment import in_precision
 from sexpgpu.plan.kernel import Plan, repeated
 from sexpgpu.plan.work import bytes_of
 from sexpgpu.train.request import Request, early_settings, read_experiment
@@ -33,10 +34,10 @@ ZERO = 1e-3
 SMALL_BYTES = 64
 
 
-def graphs_of(name: str) -> dict[str, Graph]:
+def graphs_of(name: str, precision: str = "off") -> dict[str, Graph]:
     request = Request(EXAMPLES / f"{name}.sexp", variants=("sim",))
     _, experiment = read_experiment(request, early_settings(request))
-    return lowered_graphs(experiment)
+    return lowered_graphs(in_precision(experiment, precision))
 
 
 def values_of(made: Plan) -> dict[str, Any]:
@@ -72,7 +73,17 @@ def on_card(made: Plan, values: Mapping[str, Any]) -> Simulated:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_simulated_card_computes_every_graph_of_an_example_as_the_cpu_does(name: str) -> None:
-    for graph in graphs_of(name).values():
+    runs_as_on_the_cpu(graphs_of(name), TOLERANCE)
+
+
+# A sum in another order may be rounded to the neighbour: half a unit in the last place.
+@pytest.mark.parametrize(("precision", "half_ulp"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
+def test_a_simulated_card_computes_every_graph_in_narrow_floats_as_the_cpu_does(precision: str, half_ulp: float) -> None:
+    runs_as_on_the_cpu(graphs_of("builtin", precision), half_ulp)
+
+
+def runs_as_on_the_cpu(graphs: Mapping[str, Graph], tolerance: float) -> None:
+    for graph in graphs.values():
         made = card_plan(graph)
         values = values_of(made)
         expected = on_cpu(made, values)
@@ -82,7 +93,7 @@ def test_a_simulated_card_computes_every_graph_of_an_example_as_the_cpu_does(nam
             ours = simulated.output(output).astype(float)
             assert np.isfinite(ours).all(), output
             most = max(largest(theirs), ZERO * max(map(largest, expected.values())))
-            assert np.abs(ours - theirs).max(initial=0.0) <= TOLERANCE * most, output
+            assert np.abs(ours - theirs).max(initial=0.0) <= tolerance * most, output
         no_byte_is_moved_twice(made, simulated)
 
 
