@@ -73,7 +73,7 @@ class CardReport:
             f"  {n} × {kind}: {reason or 'it could be asked'}" for (kind, reason), n in counts.most_common(REASONS)
         ]
         more = len(counts) - REASONS
-        return ["cuDNN: not called by this version", *lines, *([f"  … {more} more reasons"] if more > 0 else [])]
+        return ["cuDNN: not called by this version", *lines, *([f"  … and {more} more"] if more > 0 else [])]
 
     def facts(self) -> dict[str, object]:
         shown, _, _ = self.kernels()
