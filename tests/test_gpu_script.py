@@ -28,7 +28,7 @@ from card.symbols import audit  # noqa: E402
 from card.timing import Limits  # noqa: E402
 from card.training import medians  # noqa: E402
 from peers.comparison import PEERS, Comparison, Row  # noqa: E402
-from peers.tasks import Task  # noqa: E402
+from peers.tasks import SIZES, Task  # noqa: E402
 
 
 def script(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -144,12 +144,24 @@ def test_every_launch_of_gpt2s_step_has_a_row_with_its_bound(
     def settings(folder: Path, **flags: Any) -> Settings:
         return settings_in(folder, timings=True, device="cuda", **flags)
 
+    # Of copies and products the sizes are a real card's.
+    monkeypatch.setattr(timing, "copy_rate", lambda device: 1e12)
+    monkeypatch.setattr(timing, "product_rate", lambda device, dtype: 39e12)
     monkeypatch.setattr(timing, "settings", settings)
-    rows, ms = timing.step_rows(TINY, "f32", Limits(1e12, 1e13), 2, tmp_path)
-    assert ms > 0 and {row.graph for row in rows} == {"train", "update"}
-    assert all(row.least_ms > 0 for row in rows if row.kind == "product")
-    assert {"product", "row", "map"} <= {row.kind for row in rows}
-    assert rows == sorted(rows, key=lambda row: -row.ms)
+    monkeypatch.setattr(timing, "STEPS", 2)
+    monkeypatch.setitem(SIZES, "tiny", ("gpt", TINY))
+    state, _, facts = timing.measured("tiny")
+    facts = json.loads(json.dumps(facts))
+    assert state == "ok" and facts["copy_bytes_a_second"] == 1e12
+    assert "product 4096³ bf16, own: 39.0 TFLOP/s, 12% of the data sheet's" in facts["lines"]
+    for step in facts["steps"].values():
+        rows = step["rows"]
+        assert step["ms"] > 0 and {row["graph"] for row in rows} == {"train", "update"}
+        assert {"product", "row", "map"} <= {row["kind"] for row in rows}
+        assert all(
+            0 < row["least_ms"] == pytest.approx(row["share"] * row["ms"]) for row in rows if row["kind"] == "product"
+        )
+        assert rows == sorted(rows, key=lambda row: -row["ms"])
 
 
 def test_the_first_steps_of_a_training_count_for_nothing() -> None:
