@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ from attending import HOSTS, Array, Case, expected, with_inner
 from sexpgpu.codegen.cuda_attention import WIDEST_HEAD
 from sexpgpu.ir.evaluate import evaluate_graph
 from sexpgpu.ir.graph import Graph
+from sexpgpu.passes.pipeline import training_graph
 from sexpgpu.plan.build import plan
 from sexpgpu.plan.kernel import Attention
+from sexpgpu.plan.work import works_of
+from tests.elaborated import experiment, parameter
 from tests.on_simulator import Simulated
 from tests.test_attention import GRADIENTS, SPOILED
 
@@ -36,9 +40,67 @@ CASES = [
 ]
 
 
-def run(graph: Graph, values: Mapping[str, Array]) -> dict[str, Array]:
-    made = Simulated(plan(graph, widest_head=WIDEST_HEAD))
-    assert any(isinstance(launch, Attention) for launch in made.plan.launches)
+NARROW = [
+    Case((1, 2, 1, 70, 70, 8, 8), causal=True),
+    Case((2, 2, 2, 40, 33, 24, 7), mask=(40, 33)),
+]
+
+
+def narrow_graph(case: Case, dtype: str, folder: Path) -> Graph:
+    """The gradients of Σ d · attention(q, k, v), where q, k, v, the result and its cotangent are rounded."""
+    values = case.values()
+    fields = {name: values[name] for name in ("d", "mask") if name in values}
+    q, k, v = (f"(cast (cast {parameter(name, values[name])} {dtype}) f32)" for name in "qkv")
+    keys = (" :causal true" if case.causal else "") + ("" if case.mask is None else " :mask mask")
+    loss = f"(sum (* d (cast (cast (attention {q} {k} {v}{keys}) {dtype}) f32)))"
+    return with_inner(training_graph(experiment(folder, fields, loss)))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("case", NARROW, ids=str)
+def test_narrow_operands_are_read_as_they_are_with_the_bits_of_widened_ones(
+    case: Case, dtype: str, tmp_path: Path
+) -> None:
+    graph, values = narrow_graph(case, dtype, tmp_path), case.values()
+    copied, made = run(graph, values), run(graph, values, narrow_attention=True, dtype=dtype)
+    for name in ("out", "lse", *GRADIENTS):
+        assert made[name].tobytes() == copied[name].tobytes(), name
+
+
+def test_narrow_infinities_hide_nothing_beyond_the_diagonal(tmp_path: Path) -> None:
+    case = NARROW[0]
+    values = case.values()
+    values["v"][0, 0, 69, 2] = np.inf
+    graph = narrow_graph(case, "bf16", tmp_path)
+    copied, made = run(graph, values), run(graph, values, narrow_attention=True, dtype="bf16")
+    assert np.isnan(made["out"]).any()
+    assert all(np.array_equal(made[name], copied[name], equal_nan=True) for name in ("out", "lse", *GRADIENTS))
+
+
+def test_the_bytes_of_narrow_operands_are_counted(tmp_path: Path) -> None:
+    graph = narrow_graph(Case((2, 4, 2, 5, 7, 3, 6), causal=True), "bf16", tmp_path)
+    works = works_of(plan(graph, widest_head=WIDEST_HEAD, narrow_attention=True), graph)
+    forward, backward = (work for work in works if work.kind == "attention")
+    # 8 heads of 5 rows: q of 3, out of 6 and lse; 4 heads of 7 columns: k of 3 and v of 6.
+    assert forward.bytes == 8 * 5 * (2 * 3 + 4 * 6 + 4) + 4 * 7 * 2 * 9
+    # Also dout of 6, and in f32 dq, dk and dv.
+    assert backward.bytes == forward.bytes + 8 * 5 * (2 * 6 + 4 * 3) + 4 * 7 * 4 * 9
+
+
+def test_operands_of_two_dtypes_are_widened(tmp_path: Path) -> None:
+    x = np.zeros((1, 2, 5, 4))
+    dtypes = {"q": "bf16", "k": "f16", "v": "bf16"}
+    q, k, v = (f"(cast (cast {parameter(name, x)} {dtype}) f32)" for name, dtype in dtypes.items())
+    graph = training_graph(experiment(tmp_path, {"d": np.zeros(1, np.float32)}, f"(sum (attention {q} {k} {v}))"))
+    made = plan(graph, narrow_attention=True)
+    assert [launch.dtype for launch in made.launches if isinstance(launch, Attention)] == ["f32", "f32"]
+
+
+def run(
+    graph: Graph, values: Mapping[str, Array], *, narrow_attention: bool = False, dtype: str = "f32"
+) -> dict[str, Array]:
+    made = Simulated(plan(graph, widest_head=WIDEST_HEAD, narrow_attention=narrow_attention))
+    assert [x.dtype for x in made.plan.launches if isinstance(x, Attention)] == [dtype] * 2
     for node in graph.inputs:
         name, kind = node.attributes["name"], node.attributes["kind"]
         made.bind(f"{kind}:{name}", values[name])

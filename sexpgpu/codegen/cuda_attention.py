@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from sexpgpu.codegen import cuda_attention_text as text
 from sexpgpu.codegen.cuda_fixed import Fixed
-from sexpgpu.codegen.cuda_source import Argument, CudaLaunch, Scratch
+from sexpgpu.codegen.cuda_source import MEMORY_TYPES, Argument, CudaLaunch, Scratch, loaded
 from sexpgpu.codegen.cuda_tracer import formula_function, literal
 from sexpgpu.codegen.numba_attention import BACKWARD_NAMES, FORWARD_NAMES
 from sexpgpu.plan.kernel import Access, Attention
@@ -62,7 +62,8 @@ class _Writer:
             body = text.FORWARD.replace("{lse}", lse)
             return (*made, self._launch("attention", body, ("q", "k", "v"), stores, (blocks, heads, 1)))
         rows = given.batch * given.heads * given.rows
-        made.append(self._launch("attention_delta", text.DELTA, ("out", "dout"), (), (-(-rows // 8), 1, 1)))
+        delta = text.DELTA.replace("{element}", self._element("dout")).replace("{loaded}", self._loaded("dout", "y[c]"))
+        made.append(self._launch("attention_delta", delta, ("out", "dout"), (), (-(-rows // 8), 1, 1)))
         loads = ("q", "k", "v", "lse", "dout")
         made.append(self._launch("attention_rows", text.BACKWARD_ROWS, loads, ("dq",), (blocks, heads, 1)))
         blocks = -(-given.columns // self.columns)
@@ -79,7 +80,8 @@ class _Writer:
             rows, width = ("COLUMNS" if name in ("k", "v") else "ROWS"), self._width(name)
             of_q = name not in ("k", "v")
             head = "head" if of_q else "source"
-            check = text.FINITE_CHECK.format(name=name, upper=name.upper(), rows=rows, width=width, head=head)
+            element = text.FINITE_ELEMENT.format(name=name, upper=name.upper(), head=head, width=width)
+            check = text.FINITE_CHECK.format(rows=rows, width=width, loaded=self._loaded(name, element))
             if of_q:
                 loop = "for (int head = source * GROUP; head < (source + 1) * GROUP; ++head)"
                 check = f"{loop} {{\n{check}\n}}"
@@ -104,6 +106,9 @@ class _Writer:
             body = "\n".join(line for line in body.split("\n") if "flags[" not in line)
         if "deltas" in body:
             parameters.append((f"{'' if kind == 'attention_delta' else 'const '}float* __restrict__ deltas", self.deltas))
+        tiled = "take_tile" in body
+        # A module may have the tiles of several dtypes.
+        body = body.replace("take_tile", f"take_{self.launch.dtype}_tile")
         if "scale" in body:
             body = f"const float scale = {literal(self.launch.scale, 'f32')};\n{body}"
         made = Fixed(
@@ -113,14 +118,28 @@ class _Writer:
             tuple(parameters),
             body.replace("{mask}", text.SEEN_MASK if masks else ""),
             self._constants((*loads, *stores)),
-            functions=(EXP, LOG, text.TILE) if "take_tile" in body else (),
+            functions=(EXP, LOG, self._tile()) if tiled else (),
         )
         return CudaLaunch(made.kernel(), grid, made.arguments, workspace_bytes=self.workspace_bytes)
 
     def _parameter(self, name: str, constant: str) -> tuple[str, Argument]:
         place = self.operands[name].place
         assert place is not None
-        return f"{constant}{'unsigned char' if name == 'mask' else 'float'}* __restrict__ {name}", place
+        return f"{constant}{self._element(name)}* __restrict__ {name}", place
+
+    def _dtype(self, name: str) -> str:
+        return "bool" if name == "mask" else self.launch.dtype if name in ("q", "k", "v", "dout") else "f32"
+
+    def _element(self, name: str) -> str:
+        return MEMORY_TYPES[self._dtype(name)]
+
+    def _loaded(self, name: str, element: str) -> str:
+        """An element of an operand as the number that is computed with."""
+        return loaded(element, self._dtype(name))
+
+    def _tile(self) -> str:
+        made = text.TILE.replace("take_tile", f"take_{self.launch.dtype}_tile").replace("{element}", self._element("q"))
+        return made.replace("{loaded}", self._loaded("q", text.TILE_ELEMENT))
 
     def _constants(self, names: tuple[str, ...]) -> dict[str, int]:
         given = self.launch
@@ -138,5 +157,5 @@ class _Writer:
     def _comment(self) -> tuple[str, ...]:
         given = self.launch
         how = f"{'causal ' if given.causal else ''}{'masked ' if given.masked else ''}attention"
-        of = f"{given.batch} × {given.heads} heads, {given.rows} rows, {given.columns} columns of {given.width}"
+        of = f"{given.batch} × {given.heads} heads, {given.rows} rows, {given.columns} columns of {given.width}, {given.dtype}"
         return (f"{'Backward of ' if given.backward else ''}{how}: {of}.",)

@@ -1,4 +1,4 @@
-"""The bodies of the attention kernels, for f32: a tile of rows by a tile of columns of the scores is there at a time.
+"""The bodies of the attention kernels, in f32: a tile of rows by a tile of columns of the scores is there at a time.
 
 Constants: ROWS COLUMNS WIDTH VALUES (of q and k, of v) HEADS GROUP (heads of q that a head of k serves); R and C, rows and
 columns of a tile, multiples of 16; CAUSAL, MASKED; strides Q_BATCH Q_HEAD Q_ROW and so on. 256 threads stand as 16 × 16:
@@ -7,17 +7,20 @@ thread (ty, tx) has rows ty·R/16 … and columns tx, tx + 16, … of a tile. Su
 
 from __future__ import annotations
 
-# A tile of an operand from a row on, in shared memory; zeros beyond the last row.
+# A tile of an operand from a row on, in shared memory as f32; zeros beyond the last row.
 TILE = """\
 template <int TILE_ROWS, int LENGTH, int PITCH>
-__device__ __forceinline__ void take_tile(float (*to)[PITCH], const float* from, long long step, int first, int rows)
+__device__ __forceinline__ void
+take_tile(float (*to)[PITCH], const {element}* from, long long step, int first, int rows)
 {
     for (int i = threadIdx.x; i < TILE_ROWS * LENGTH; i += 256) {
         const int row = i / LENGTH;
-        to[row][i % LENGTH] = first + row < rows ? from[(first + row) * step + i % LENGTH] : 0.0f;
+        to[row][i % LENGTH] = first + row < rows ? {loaded} : 0.0f;
     }
 }
 """
+
+TILE_ELEMENT = "from[(first + row) * step + i % LENGTH]"
 
 # Whether every element of a head's rows is finite, and'ed into a flag that begins as 1.
 FINITE = """\
@@ -30,9 +33,10 @@ if (threadIdx.x == 0) flags[blockIdx.x] = all;
 """
 FINITE_CHECK = """\
 for (int i = threadIdx.x; i < {rows} * {width}; i += 256) {{
-    const float x = {name}[entry * {upper}_BATCH + {head} * {upper}_HEAD + (i / {width}) * {upper}_ROW + i % {width}];
+    const float x = {loaded};
     finite = finite && (__float_as_int(x) & 0x7f800000) != 0x7f800000;
 }}"""
+FINITE_ELEMENT = "{name}[entry * {upper}_BATCH + {head} * {upper}_HEAD + (i / {width}) * {upper}_ROW + i % {width}]"
 
 # The scores of the tile that is in qs and ks; hidden ones are −inf.
 _SCORES = """\
@@ -144,9 +148,9 @@ const int row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
 if (row >= BATCH * HEADS * ROWS) return;
 const int t = row % ROWS, head = row / ROWS % HEADS, entry = row / ROWS / HEADS;
 const float* x = out + entry * OUT_BATCH + head * OUT_HEAD + t * OUT_ROW;
-const float* y = dout + entry * DOUT_BATCH + head * DOUT_HEAD + t * DOUT_ROW;
+const {element}* y = dout + entry * DOUT_BATCH + head * DOUT_HEAD + t * DOUT_ROW;
 float sum = 0.0f;
-for (int c = lane; c < VALUES; c += 32) sum += x[c] * y[c];
+for (int c = lane; c < VALUES; c += 32) sum += x[c] * {loaded};
 for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
 if (lane == 0) deltas[row] = sum;
 """

@@ -41,9 +41,15 @@ class CudaProgram:
 
 
 def card_plan(graph: Graph, *, keep_values: bool = False, landing: Mapping[str, int] | None = None) -> Plan:
-    """The plan of a graph for a card: attention is native where its heads fit, bound outputs are written in place."""
+    """The plan of a graph for a card: attention is native where its heads fit, on bf16 and f16 as they are; bound outputs are
+    written in place."""
     return plan_graph(
-        graph, aliases=bound_outputs(graph), keep_values=keep_values, landing=landing, widest_head=WIDEST_HEAD
+        graph,
+        aliases=bound_outputs(graph),
+        keep_values=keep_values,
+        landing=landing,
+        widest_head=WIDEST_HEAD,
+        narrow_attention=True,
     )
 
 

@@ -69,17 +69,23 @@ def _of_attention(launch: Attention) -> tuple[float, str]:
     heads, sources, width = launch.batch * launch.heads, launch.batch * launch.heads // launch.group, _width(launch)
     bands = [min(launch.columns, first + rows) if launch.causal else launch.columns for first in range(0, launch.rows, rows)]
     finite = sources * launch.columns * launch.value_width if launch.causal else 0
-    numbers = heads * (launch.rows * (width + 1) + sum(bands) * width) + finite
-    if launch.backward:
+    # Numbers in the dtype of q, k, v and dout, and numbers in f32.
+    narrow, wide = heads * (launch.rows * launch.width + sum(bands) * width) + finite, 0
+    if not launch.backward:
+        wide = heads * launch.rows * (launch.value_width + 1)
+    else:
         firsts = [first // rows * rows if launch.causal else 0 for first in range(0, launch.columns, columns)]
-        numbers += heads * sum(launch.rows - first for first in firsts) * width + 2 * sources * launch.columns * width
-        # δ of every row; what is kept of a row is asked for by every 16 columns of a tile.
-        numbers += heads * launch.rows * (2 * launch.value_width + 1)
-        numbers += 2 * heads * launch.rows * (columns // 16) * (len(firsts) + -(-launch.columns // columns))
+        narrow += heads * (launch.rows * launch.value_width + sum(launch.rows - first for first in firsts) * width)
+        narrow += sources * launch.columns * width + heads * launch.rows * launch.value_width
+        # δ of every row; dq, and dk and dv; what is kept of a row is asked for by every 16 columns of a tile.
+        wide = heads * launch.rows * (launch.value_width + 1 + launch.width) + sources * launch.columns * width
+        wide += 2 * heads * launch.rows * (columns // 16) * (len(firsts) + -(-launch.columns // columns))
         if launch.causal:
-            numbers += sources * launch.columns * launch.width + heads * launch.rows * (width + 1)
+            narrow += sources * launch.columns * launch.width + heads * launch.rows * width
+            wide += heads * launch.rows
     mask = bytes_of(launch) if launch.masked else 0
-    return 4 * numbers + mask, f"tiles of {rows} rows × {columns} columns: the others are asked for once a tile"
+    moved = SIZES[launch.dtype] * narrow + SIZES["f32"] * wide + mask
+    return moved, f"tiles of {rows} rows × {columns} columns: the others are asked for once a tile"
 
 
 def _width(launch: Attention) -> int:

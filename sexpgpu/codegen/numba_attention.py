@@ -296,6 +296,7 @@ def emit_attention(backward: bool, causal: bool, masked: bool) -> str:
 
 def attention_kernel(launch: Attention) -> tuple[bool, bool, bool]:
     """What of a launch decides its kernel."""
+    assert launch.dtype == "f32", launch
     return launch.backward, launch.causal, launch.masked
 
 

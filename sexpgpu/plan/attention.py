@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,7 @@ def lower_attention(builder: Builder, node: Node) -> None:
     """Adds the launch of a region and says where its results are."""
     found: AttentionBody = node.attributes["attention"]
     q, k, v = node.inputs[:3]
-    floats = 6 if found.backward else 3
-    loads = [_rows(builder, operand) for operand in node.inputs[:floats]]
+    dtype, loads = _floats(builder, node.inputs[: 6 if found.backward else 3])
     if found.mask is not None:
         loads.append(_mask(builder, node.inputs[-1], (*q.shape[:3], k.shape[2])))
     further = {get.attributes["index"]: get for get in builder.graph.nodes if get.op == "get" and get.inputs[0] is node}
@@ -46,8 +46,21 @@ def lower_attention(builder: Builder, node: Node) -> None:
             loads=tuple(loads),
             stores=tuple(stores),
             nodes=(node.index,),
+            dtype=dtype,
         )
     )
+
+
+def _floats(builder: Builder, operands: Sequence[Node]) -> tuple[str, list[Access]]:
+    """The dtype of q, k, v and dout, and all operands: as they are in memory where these are all bf16 or all f16 there and
+    the device takes them so, else as f32."""
+    if builder.narrow_attention:
+        found = {k: _in_place(builder, operands[k], widened=True) for k in (0, 1, 2, 5) if k < len(operands)}
+        dtypes = {None if one is None else one[0] for one in found.values()}
+        if dtypes in ({"bf16"}, {"f16"}):
+            narrow = {k: one[1] for k, one in found.items() if one is not None}
+            return str(dtypes.pop()), [narrow.get(k) or _rows(builder, x) for k, x in enumerate(operands)]
+    return "f32", [_rows(builder, operand) for operand in operands]
 
 
 def _result(builder: Builder, node: Node | None, like: Node | None = None) -> Access:
@@ -67,11 +80,17 @@ def _access(storage: Storage) -> Access:
 
 def _rows(builder: Builder, operand: Node) -> Access:
     """An operand [batch heads rows width], or [batch heads rows] of log-sum-exps, which lie row-major; else a copy."""
-    found = builder.heavy.located(operand)
+    found = _in_place(builder, operand)
+    return _access(builder.copied(operand)) if found is None else found[1]
+
+
+def _in_place(builder: Builder, operand: Node, *, widened: bool = False) -> tuple[str, Access] | None:
+    """What the elements of such an operand are in memory and how they lie there; None where it has to be copied."""
+    found = builder.heavy.located(operand, widened=widened)
     strides = None if found is None else _strides(found, operand.shape)
     if found is None or found.place is None or strides is None or not _fits(operand.shape, strides):
-        return _access(builder.copied(operand))
-    return Access(found.place, strides[:3])
+        return None
+    return found.dtype, Access(found.place, strides[:3])
 
 
 def _fits(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

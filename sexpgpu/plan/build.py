@@ -39,6 +39,7 @@ def plan(
     landing: Mapping[str, int] | None = None,
     native: bool = True,
     widest_head: int | None = None,
+    narrow_attention: bool = False,
 ) -> Plan:
     """The plan of a graph.
 
@@ -49,17 +50,28 @@ def plan(
                  them when a call is done; other values may lie there until then
     native       the device has native lowerings of regions
     widest_head  the widest head that its lowering of attention takes; None: any
+    narrow_attention  whether it reads bf16 and f16 there as they are, where they are only read as f32
     """
     flat = inline(graph) if keep_values else recompute(lower(inline(graph, native=native, widest_head=widest_head)))
     fusion = fuse(flat.graph, keep_values=keep_values)
     sources = [node.index for node in flat.sources]
-    made = Builder(fusion, sources, aliases or {}, Buffers(keep_values, landing or {})).run()
+    buffers = Buffers(keep_values, landing or {})
+    made = Builder(fusion, sources, aliases or {}, buffers, narrow_attention=narrow_attention).run()
     return replace(made, notes=flat.notes)
 
 
 class Builder:
-    def __init__(self, fusion: Fusion, sources: list[int], aliases: Mapping[str, str], buffers: Buffers) -> None:
+    def __init__(
+        self,
+        fusion: Fusion,
+        sources: list[int],
+        aliases: Mapping[str, str],
+        buffers: Buffers,
+        *,
+        narrow_attention: bool = False,
+    ) -> None:
         self.fusion = fusion
+        self.narrow_attention = narrow_attention
         self.graph = fusion.graph
         self.outputs = set(fusion.graph.outputs.values())
         self.sources = sources

@@ -55,15 +55,16 @@ class Heavy:
 
     # -- memory behind views
 
-    def located(self, node: Node) -> Located | None:
-        """Where a node's elements are and the loops of each of its axes, or None where no strides express it."""
+    def located(self, node: Node, *, widened: bool = False) -> Located | None:
+        """Where a node's elements are and the loops of each of its axes, or None where no strides express it; with
+        `widened`, what is only read as f32 is where it was before."""
         axes = loops_of(node.shape)
         while True:
             access: Access = axes.access(node.shape)
             at = node
             try:
                 while (found := self.buffers.find(at)) is None:
-                    if at.op not in VIEWS or at.op == "widen":
+                    if at.op not in VIEWS or (at.op == "widen" and not widened):
                         return None
                     access = pull(at, access, axes.sizes)
                     at = at.inputs[0]
@@ -78,7 +79,7 @@ class Heavy:
                 [(n, step.get(axes.first(axis) + k, 0)) for k, n in enumerate(factors) if n > 1]
                 for axis, factors in enumerate(axes.factors)
             ]
-            return Located(place, loops)
+            return Located(place, loops, dtype=at.dtype)
 
     def stored(self, node: Node) -> Storage:
         """The storage of a value that another graph reads, a copy where no strides express it."""

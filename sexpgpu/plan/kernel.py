@@ -171,7 +171,8 @@ class Attention(Struct, frozen=True):
     stores  out and, where it is wanted, lse; backward dq, dk, dv
     A head of k and v serves `group` heads of q. Strides are between batch entries, heads and rows (columns are
     neighbours), of lse [batch heads rows] as it is in row-major order; the mask has also a stride between columns.
-    `causal`: of row t the columns up to t count."""
+    `causal`: of row t the columns up to t count. `dtype` is that of q, k, v and dout; all else is f32, as is what is
+    computed."""
 
     backward: bool
     causal: bool
@@ -187,6 +188,7 @@ class Attention(Struct, frozen=True):
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
     nodes: tuple[int, ...] = ()
+    dtype: str = "f32"
 
 
 class Window(Struct, frozen=True):

@@ -15,11 +15,13 @@ Loops = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Located:
-    """An operand: its place (None: a copy that is yet to be made, with these strides) and the loops of each axis."""
+    """An operand: its place (None: a copy that is yet to be made, with these strides), the loops of each axis, and what its
+    elements are in memory."""
 
     place: Place | None
     loops: list[Loops]
     strides: tuple[int, ...] = ()
+    dtype: str = ""
 
     @property
     def is_backward(self) -> bool:

@@ -164,8 +164,6 @@ def _sizes(sizes: Iterable[int]) -> str:
 
 
 def _operations(launch: Kernel) -> str:
-    if isinstance(launch, Attention):
-        return "f32"
     if not isinstance(launch, Generated):
         return f"{launch.dtype} to {launch.result}" if isinstance(launch, Product) and launch.result else launch.dtype
     ops = [instruction.op for instruction in launch.program.body if instruction.op != "constant"]

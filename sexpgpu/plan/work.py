@@ -83,13 +83,16 @@ def bytes_of(launch: Kernel) -> int:
 
 def _attention_bytes(launch: Attention) -> int:
     """Its operands and results; a mask counts as often as it differs."""
-    ways = 2 if launch.backward else 1
-    of_rows = launch.rows * ((launch.width + launch.value_width) * ways + 1)
-    of_columns = launch.columns * (launch.width + launch.value_width) * ways
+    narrow, wide = SIZES[launch.dtype], SIZES["f32"]
+    # q and out forward, and dout and dq backward; k and v, and dk and dv; lse.
+    of_rows = launch.rows * (launch.width * narrow + (launch.value_width + 1) * wide)
+    of_columns = launch.columns * (launch.width + launch.value_width) * narrow
+    if launch.backward:
+        of_rows += launch.rows * (launch.value_width * narrow + launch.width * wide)
+        of_columns += launch.columns * (launch.width + launch.value_width) * wide
     sizes = (launch.batch, launch.heads, launch.rows, launch.columns)
     mask = _touched(launch.loads[-1], sizes) if launch.masked else 0
-    elements = launch.heads * of_rows + launch.heads // launch.group * of_columns
-    return launch.batch * elements * SIZES["f32"] + mask
+    return launch.batch * (launch.heads * of_rows + launch.heads // launch.group * of_columns) + mask
 
 
 def _touched(access: Access, sizes: Sequence[int]) -> int:
