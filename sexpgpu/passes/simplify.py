@@ -213,7 +213,10 @@ def _concat(graph: Graph, node: Node) -> Node | None:
 
 
 def _contract(graph: Graph, node: Node) -> Node | None:
-    """A permuted operand is read through its axes: no copy, and a weight's gradient has the weight's own order."""
+    """A permuted operand is read through its axes: no copy, and a weight's gradient has the weight's own order. A sum
+    over nothing is 0."""
+    if any(0 in operand.shape for operand in node.inputs):
+        return graph.constant(numpy_dtype(node.dtype).type(0).item(), node.dtype, node.shape)
     for side in (0, 1):
         operand = node.inputs[side]
         if operand.op != "permute":

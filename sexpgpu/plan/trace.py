@@ -336,6 +336,8 @@ def _single(loops: list[tuple[int, list[int]]], operands: int) -> list[tuple[int
 
 def _merge(group: Sequence[int], sizes: Sequence[int], rows: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
     made: list[tuple[int, list[int]]] = []
+    if any(sizes[loop] == 0 for loop in group):
+        return [(0, [0] * len(rows))]
     for loop in group:
         if sizes[loop] == 1:
             continue

@@ -1,0 +1,27 @@
+"""Tensors without elements: sums over nothing are 0, and what is computed of nothing is planned."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sexpgpu.passes.pipeline import training_graph
+from tests.elaborating import elaborated, run_of
+from tests.on_cpu import run_graph
+
+X = np.arange(8 * 64, dtype=np.float32).reshape(8, 64)
+
+
+def loss_of(expression: str) -> float:
+    graph = training_graph(elaborated(run_of(f'(+ {expression} (* 0 (sum (param "w" [3] ones))) (* 0 (mean x)))')))
+    values = {"x": X, "w": np.ones(3, np.float32)}
+    given = {name: values[name] for name in (node.attributes["name"] for node in graph.inputs)}
+    outputs = run_graph(graph, given, {"step": 1.0, "gradient-scale": 1.0, "loss-scale": 1.0, "microbatches": 1.0})
+    return float(outputs["loss"])
+
+
+def test_a_product_over_an_axis_without_elements_is_0() -> None:
+    assert loss_of("(sum (matmul (slice x [0 0] [8 0]) (reshape (slice x [0 0] [8 0]) [0 4])))") == 0
+
+
+def test_a_row_of_several_axes_may_be_without_elements() -> None:
+    assert loss_of("(sum (softmax (reshape (slice x [0 0] [8 0]) [0 5])))") == 0
