@@ -53,7 +53,8 @@ def test_each_kernel_says_what_it_computes_where_that_is_written_and_what_it_tak
 
 def test_layers_of_one_shape_share_their_kernels() -> None:
     one, four = (
-        shown(BUILTIN, "--variant", "sim", "--set", f"layers={layers}", "lowering", "--arch", "sm_80") for layers in (2, 4)
+        shown(BUILTIN, "--variant", "sim", "--set", f"layers={layers}", "lowering", "--arch", "sm_80")
+        for layers in (2, 4)
     )
     assert one.splitlines()[0].split(",")[1].split()[0] == four.splitlines()[0].split(",")[1].split()[0]
 
@@ -66,9 +67,10 @@ def test_the_lowering_counts_modules_from_the_cache() -> None:
     assert first.splitlines()[1:] == again.splitlines()[1:]
 
 
-def test_an_architecture_that_is_none_is_an_error_with_those_there_are() -> None:
-    with pytest.raises(Error, match="sm_99") as caught:
-        shown(DIGITS, "kernels", "--arch", "sm_99")
+@pytest.mark.parametrize("arch", ["sm_99", "sm_75", "sm_090", "sm_\N{FULLWIDTH DIGIT NINE}0", ""])
+def test_an_architecture_that_is_none_is_an_error_with_those_there_are(arch: str) -> None:
+    with pytest.raises(Error, match=f"'{arch}'") as caught:
+        shown(DIGITS, "kernels", "--arch", arch)
     assert caught.value.code == "E-RUN-007" and "sm_90" in caught.value.notes[0]
 
 

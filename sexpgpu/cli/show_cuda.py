@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from sexpgpu.cuda.cubin import Resources, resources
 from sexpgpu.cuda.cubin_cache import CubinCache
 from sexpgpu.cuda.kernels import Modules, load_cubins
 from sexpgpu.cuda.nvrtc import supported_archs
+from sexpgpu.cuda.probe import LEAST_CAPABILITY
 from sexpgpu.errors import Error
 from sexpgpu.ir.graph import Graph
 from sexpgpu.plan.work import Work, works_of
@@ -47,10 +47,11 @@ class Shown:
 
 def checked_arch(arch: str) -> str:
     """The arch that was asked for, where NVRTC makes machine code for it."""
-    archs = supported_archs()
-    if not re.fullmatch(r"sm_\d+", arch) or int(arch[3:]) not in archs:
-        known = ", ".join(f"sm_{number}" for number in archs)
-        raise Error("E-RUN-007", f"--arch {arch} is no architecture of this NVRTC", notes=[f"it knows {known}"])
+    least = LEAST_CAPABILITY[0] * 10 + LEAST_CAPABILITY[1]
+    known = [f"sm_{number}" for number in supported_archs() if number >= least]
+    if arch not in known:
+        message = f"--arch {arch!r} is no architecture that kernels are compiled for"
+        raise Error("E-RUN-007", message, notes=[f"there are {', '.join(known)}"])
     return arch
 
 
