@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import subprocess
+
+
+Item = TypeVar("Item")
+# The process that wants a helper's work.
+_PARENT = "SEXPGPU_HELPER_OF"
 
 
 def start_helper(module: str, request: Any) -> subprocess.Popen[bytes]:
@@ -16,7 +21,8 @@ def start_helper(module: str, request: Any) -> subprocess.Popen[bytes]:
     import json
     import subprocess
 
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    environment = {**os.environ, "PYTHONPATH": path, _PARENT: str(os.getpid())}
     helper = subprocess.Popen(
         [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
@@ -33,6 +39,14 @@ def start_helper(module: str, request: Any) -> subprocess.Popen[bytes]:
         # It died at its start; its exit code is reported with the others'.
         pass
     return helper
+
+
+def while_wanted(items: Iterable[Item]) -> Iterator[Item]:
+    """The items, in a helper, until the process that wants them has ended: one that is killed ends no helper."""
+    for item in items:
+        if str(os.getppid()) != os.environ.get(_PARENT):
+            return
+        yield item
 
 
 def end_helpers(helpers: Sequence[subprocess.Popen[bytes]]) -> list[str]:

@@ -54,7 +54,8 @@ def bind(library: Any, table: Table) -> Any:
         try:
             pointer = getattr(library, function.name)
         except AttributeError:
-            raise FunctionMissing(f"{library} has no function {function.name}") from None
+            name = getattr(library, "_name", type(library).__name__)
+            raise FunctionMissing(f"{name} has no function {function.name}") from None
         pointer.argtypes = function.arguments
         pointer.restype = function.returns or ctypes.c_int
         setattr(calls, function.name, pointer if function.returns else _checked(function.name, pointer, calls, table))

@@ -12,12 +12,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sexpgpu.cuda.cubin_cache import CubinCache, Damaged, Module
 from sexpgpu.cuda.nvrtc import OPTIONS, compile_source
-from sexpgpu.processes import end_helpers, rotated, start_helper
+from sexpgpu.processes import end_helpers, rotated, start_helper, while_wanted
 
 # A helper's start costs about as much as a module.
 WORTH_A_HELPER = 2
@@ -100,7 +100,7 @@ def _compile(work: _Work, missing: Sequence[str], processes: int, report: list[s
         report += [f"kernel cache: cannot be written ({problem})" for problem in unwritten]
 
 
-def _made(work: _Work, order: Sequence[str], refused: Callable[[str], object]) -> list[tuple[str, Module]]:
+def _made(work: _Work, order: Iterable[str], refused: Callable[[str], object]) -> list[tuple[str, Module]]:
     """The modules in this order, those that are there by now read and the others compiled."""
     made = []
     for key in order:
@@ -137,7 +137,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     sources = dict(request["sources"])
     cache = CubinCache(request["folder"], request["compiler"])
-    _made(_Work(sources, request["arch"], request["options"], cache), list(sources), lambda problem: None)
+    _made(_Work(sources, request["arch"], request["options"], cache), while_wanted(sources), lambda problem: None)
 
 
 if __name__ == "__main__":

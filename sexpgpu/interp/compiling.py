@@ -15,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sexpgpu.interp.loading import target_machine
+from sexpgpu.processes import while_wanted
 
 if TYPE_CHECKING:
     from sexpgpu.interp.frontend import Frontend
@@ -100,7 +101,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     cache = Cache(request["folder"])
     pairs = ((key, source) for key, source in request["sources"] if not cache.path(key).exists())
-    compile_sources(pairs, cache.write)
+    compile_sources(while_wanted(pairs), cache.write)
 
 
 if __name__ == "__main__":
