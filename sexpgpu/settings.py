@@ -155,6 +155,9 @@ SETTINGS: tuple[Setting, ...] = (
             "SEXPGPU_ALLOW_TF32"),
     Setting("products", _one_of("library", "own"), "library",
             "what multiplies on cuda: cuBLASLt where it can, or our own kernels alone", "E-RUN-007", "SEXPGPU_PRODUCTS"),
+    Setting("cudnn", _one_of("auto", "on", "off"), "auto",
+            "whether cuDNN runs attention on cuda where it can; auto: on architectures of its table", "E-RUN-007",
+            "SEXPGPU_CUDNN"),
     Setting("steps", _count(0), None, "the number of optimizer steps, wins over :steps and :epochs", run_key="steps"),
     Setting("seed", _count(0), 0, "the seed of initial values, draws and order", run_key="seed"),
     Setting("keep-values", _flag, False, "one kernel a node, nothing fused, every value kept"),
@@ -184,6 +187,7 @@ class Settings(msgspec.Struct, frozen=True):
     precision: str
     allow_tf32: bool
     products: str
+    cudnn: str
     steps: int | None
     seed: int
     keep_values: bool

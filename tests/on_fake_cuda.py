@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sexpgpu.cuda import cublas, kernels, library
+from sexpgpu.cuda import cublas, cudnn, kernels, library
 from sexpgpu.cuda.binding import bind
 from sexpgpu.cuda.cubin_cache import CubinCache, Module
 from sexpgpu.cuda.device import CudaDevice, open_cuda
@@ -22,6 +22,7 @@ from sexpgpu.private import replace
 from sexpgpu.settings import Settings, Sources, resolve
 from tests.fake_cublas import FakeCublas
 from tests.fake_cuda import FakeCuda
+from tests.fake_cudnn.library import FakeCudnn
 
 
 @cache
@@ -39,8 +40,9 @@ def settings_in(folder: Path, **flags: Any) -> Settings:
     return resolve(Sources({"cache": folder, "out": folder / "runs", **flags}, {}, {}, {}))
 
 
-def install(driver: FakeCuda, patch: pytest.MonkeyPatch) -> FakeCublas:
-    """Whoever opens a CUDA device in this process from now on finds this driver, and a cuBLASLt over it."""
+def install(driver: FakeCuda, patch: pytest.MonkeyPatch, attention: FakeCudnn | None = None) -> FakeCublas:
+    """Whoever opens a CUDA device in this process from now on finds this driver, and a cuBLASLt and a
+    cuDNN over it."""
     products = FakeCublas(driver)
     driver.libraries.append(lambda: [type(thing).__name__ for thing in products.held.values()])
 
@@ -53,6 +55,9 @@ def install(driver: FakeCuda, patch: pytest.MonkeyPatch) -> FakeCublas:
 
     patch.setattr(kernels, "load_cubins", load_cubins)
     patch.setattr(library, "load_driver", driver.load)
+    attention = attention or FakeCudnn(driver)
+    driver.libraries.append(lambda: [type(thing).__name__ for thing in attention.held.values()])
+    patch.setattr(cudnn, "cudnn", lambda: bind(attention.library, cudnn.TABLE))
     patch.setattr(cublas, "cublas", lambda: bind(products.library, cublas.TABLE))
     return products
 

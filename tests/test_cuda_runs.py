@@ -19,8 +19,10 @@ from sexpgpu.cli import main as cli
 from sexpgpu.cuda import cublas, kernels, library
 from sexpgpu.device import choose
 from sexpgpu.errors import Error
+from tests.attending import Case
 from tests.fake_cuda import A100, H100, T4, FakeCuda, Figures
 from tests.fake_cuda.order import Order
+from tests.fake_cudnn.library import FakeCudnn
 from tests.on_fake_cuda import install, nothing_wrong, settings_in
 
 EXAMPLES = Path(sexpgpu.__file__).parent / "examples"
@@ -69,6 +71,27 @@ def test_an_example_trains_on_the_simulated_card_as_on_the_cpu(
         assert {name: values.tobytes() for name, values in parameters.items()} == {
             name: values.tobytes() for name, values in expected.items()
         }
+    opened.close()
+    assert nothing_wrong(driver)
+
+
+@pytest.mark.parametrize("library", ["auto", "off"])
+def test_in_bfloat16_attention_trains_by_cudnn_and_by_our_own_kernels(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEXPGPU_CUDNN", library)
+    driver = FakeCuda(A100, order="lazy")
+    attention = FakeCudnn(driver)
+    install(driver, monkeypatch, attention)
+    theirs, _, _ = trained("builtin", "cpu", precision="bfloat16")
+    ours, _, opened = trained("builtin", "cuda", precision="bfloat16")
+    # A rounding of 2⁻⁹ more in probabilities and results, on the way to logits of size 1.
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=2.0**-9)
+    assert bool(attention.called["cudnnBackendExecute"]) == (library == "auto")
+    notes = opened.prepare(Case((1, 2, 2, 8, 8, 8, 8)).graph(), 0).lowering.notes
+    refused = [note for note in notes if note.startswith("attention: 2 by our own kernels: cuDNN's attention takes bf16")]
+    assert bool(refused) == (library == "auto")
     opened.close()
     assert nothing_wrong(driver)
 

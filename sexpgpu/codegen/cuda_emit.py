@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from math import gcd
 
 from sexpgpu.codegen.cuda_attention import emit_attention
@@ -44,9 +44,12 @@ def _loops(launches: object) -> Iterator[Loop]:
             yield from _loops(launch.launches)
 
 
-def plan_launches(plan: Plan, elsewhere: Container[int] = ()) -> list[tuple[CudaLaunch, ...]]:
+def plan_launches(
+    plan: Plan, elsewhere: Container[int] = (), around: Mapping[int, tuple[CudaLaunch, ...]] | None = None
+) -> list[tuple[CudaLaunch, ...]]:
     """What runs for every launch of a plan, by its number among all (those in loops once): maps that are done together
-    stand at the first one's number. `elsewhere`: numbers of those that a library runs; they have no kernel."""
+    stand at the first one's number. `elsewhere`: numbers of those that a library runs; they have no kernel, or those of
+    `around`, which its call stands between."""
     alignment = alignment_of(plan)
     joined: dict[int, tuple[CudaLaunch, ...]] = {}
     for members in groups_of(plan):
@@ -59,7 +62,8 @@ def plan_launches(plan: Plan, elsewhere: Container[int] = ()) -> list[tuple[Cuda
             made.append(joined[position])
         else:
             for inner in flattened((launch,)):
-                made.append(() if len(made) in elsewhere else cuda_launches(inner, alignment))
+                given = (around or {}).get(len(made), () if len(made) in elsewhere else None)
+                made.append(cuda_launches(inner, alignment) if given is None else given)
     return made
 
 

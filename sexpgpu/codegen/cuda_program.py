@@ -53,9 +53,12 @@ def card_plan(graph: Graph, *, keep_values: bool = False, landing: Mapping[str, 
     )
 
 
-def cuda_program(plan: Plan, elsewhere: Container[int] = ()) -> CudaProgram:
-    """The program of a plan; the same plan gives the same sources. `elsewhere`: launches that a library runs."""
-    launches = tuple(plan_launches(plan, elsewhere))
+def cuda_program(
+    plan: Plan, elsewhere: Container[int] = (), around: Mapping[int, tuple[CudaLaunch, ...]] | None = None
+) -> CudaProgram:
+    """The program of a plan; the same plan gives the same sources. `elsewhere`: launches that a library runs; `around`: those
+    that stand before and after such a launch."""
+    launches = tuple(plan_launches(plan, elsewhere, around))
     uses: Counter[str] = Counter()
     for made, (_, times) in zip(launches, repeated(plan.launches), strict=True):
         uses.update({launch.kernel.name: times for launch in made})

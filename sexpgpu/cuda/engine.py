@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -12,9 +13,10 @@ from sexpgpu.backend import Call
 from sexpgpu.codegen import cuda_sums
 from sexpgpu.codegen.cuda_program import CudaProgram
 from sexpgpu.codegen.cuda_source import CudaLaunch, module_source
-from sexpgpu.cuda import kernels
+from sexpgpu.cuda import cudnn, kernels
 from sexpgpu.cuda.allocator import Allocator, Arena
 from sexpgpu.cuda.arguments import prepared
+from sexpgpu.cuda.attentions import POLICY, Attending, Cudnn, own_attending
 from sexpgpu.cuda.context import Context, Kernel, Module
 from sexpgpu.cuda.cubin_cache import CubinCache
 from sexpgpu.cuda.matmul import Rules
@@ -57,11 +59,25 @@ class Engine:
         return Library(Rules(self.settings.allow_tf32, not self.settings.deterministic))
 
     def divide(self, plan: Plan) -> Division:
-        """Who runs the products of a plan. Where there are none, no library is loaded."""
+        """Who runs the products of a plan, and its attention. Where there are none, no library is loaded."""
         made = own_division(plan)
-        if not made.own or self.library is None:
-            return made
-        return self.library.divide(plan)
+        if made.own and self.library is not None:
+            made = self.library.divide(plan)
+        return replace(made, attending=self.attend(plan))
+
+    def attend(self, plan: Plan) -> Attending:
+        """Who runs the attention of a plan. cuDNN is loaded where there is some, and it may run it."""
+        if not own_attending(plan, "").own or self.settings.cudnn == "off":
+            return Attending()
+        if self.settings.cudnn == "auto" and self.arch not in POLICY:
+            return own_attending(plan, f"cuDNN was not compared with them on {self.arch} (cudnn = on asks it)")
+        found = self.attention_library
+        return own_attending(plan, found) if isinstance(found, str) else found.divide(plan)
+
+    @cached_property
+    def attention_library(self) -> Cudnn | str:
+        """cuDNN, or why there is none."""
+        return cudnn.unusable() or Cudnn(cudnn.cudnn())
 
     def load(self, program: CudaProgram) -> dict[str, Kernel]:
         """Every kernel of a program by its name, compiled where the cache does not hold it."""
@@ -119,9 +135,10 @@ class Engine:
         return float(sums.sum())
 
     def close(self) -> None:
-        library = self.__dict__.get("library")
+        made = [self.__dict__.get(name) for name in ("library", "attention_library")]
         try:
-            if library is not None:
-                library.close()
+            for library in made:
+                if isinstance(library, Library | Cudnn):
+                    library.close()
         finally:
             self.context.close()

@@ -69,7 +69,7 @@ class CudaExecutable:
         self._base_bytes = base_bytes
         self._kernels = engine.load(program)
         engine.arena.reserve(base_bytes + self.plan.arena_bytes)
-        engine.workspace.reserve(program.workspace_bytes)
+        engine.workspace.reserve(max(program.workspace_bytes, division.attending.workspace_bytes))
         engine.product_workspace.reserve(division.workspace_bytes)
         self._bound: dict[str, Bound] = {}
         self._numbers = {buffer.name: n for n, buffer in enumerate(self.plan.buffers)}
@@ -218,7 +218,10 @@ class CudaExecutable:
                 if number in self.division.chosen:
                     workspace = self.engine.product_workspace.address
                     yield number, self.division.chosen[number].at(self._address_in(addresses), workspace)
-                for made in self.program.launches[number]:
+                attention = self.division.attending.chosen.get(number)
+                for k, made in enumerate(self.program.launches[number]):
+                    if attention is not None and k == len(attention.before):
+                        yield number, attention.at(self._address_in(addresses), self._places[-1])
                     kernel = self._kernels[made.kernel.name]
                     yield number, prepared(kernel, made, self._address_in(addresses), self._places[-1])
                 number += 1

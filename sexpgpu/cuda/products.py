@@ -9,6 +9,7 @@ from typing import Any
 
 from sexpgpu.codegen.cuda_emit import alignment_of
 from sexpgpu.cuda import cublas
+from sexpgpu.cuda.attentions import Attending
 from sexpgpu.cuda.context import Stream
 from sexpgpu.cuda.matmul import WORKSPACE_BYTES, Matmul, Rules, Three, describe
 from sexpgpu.cuda.matmul_calls import NoAlgorithm, PreparedMatmul, new_handle
@@ -52,11 +53,12 @@ def _moved(bases: Sequence[int], offsets: Three) -> Three:
 @dataclass(frozen=True)
 class Division:
     """Who runs the products of a plan: the library those of `chosen`, by their launches' numbers; of the others, how many
-    for which reason."""
+    for which reason. `attending`: who runs its attention."""
 
     chosen: Mapping[int, Chosen] = field(default_factory=dict)
     own: Mapping[str, int] = field(default_factory=dict)
     library: str = ""
+    attending: Attending = field(default_factory=Attending)
 
     @property
     def words(self) -> str:
@@ -67,7 +69,8 @@ class Division:
 
     @property
     def notes(self) -> list[str]:
-        return [f"products: {count} by our own kernels: {reason}" for reason, count in self.own.items() if reason]
+        own = [f"products: {count} by our own kernels: {reason}" for reason, count in self.own.items() if reason]
+        return [*own, *self.attending.notes]
 
     @property
     def workspace_bytes(self) -> int:
