@@ -87,7 +87,7 @@ def takes_blas(launch: Product) -> bool:
 # kernels, ours is as fast on one thread, is cut finer without packing anything twice, and has no call to pay: 1.1 to 1.3
 # of OpenBLAS's speed on two threads; above, OpenBLAS gains up to a tenth (`scripts/bench products`). Elsewhere ours is
 # not measured, and takes what a call would cost most of.
-OWN_BELOW = {"AVX2": 64_000_000}
+OWN_BELOW = {"AVX2": 64_000_000, "AVX-512": 64_000_000}
 OWN_BELOW_ELSEWHERE = 500_000
 
 
