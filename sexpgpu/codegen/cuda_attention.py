@@ -57,18 +57,16 @@ class _Writer:
             made.append(self._finite())
         heads, blocks = given.batch * given.heads, -(-given.rows // self.rows)
         if not given.backward:
-            lse = text.FORWARD_LSE if "lse" in self.operands else ""
-            stores = ("out", "lse") if lse else ("out",)
-            body = text.FORWARD.replace("{lse}", lse)
-            return (*made, self._launch("attention", body, ("q", "k", "v"), stores, (blocks, heads, 1)))
+            stores = ("out", "lse") if "lse" in self.operands else ("out",)
+            body = text.FORWARD.replace("{lse}", text.FORWARD_LSE if "lse" in stores else "")
+            return (*made, self._tiled("", body, text.ROWS_BAND, ("q", "k", "v"), stores, (blocks, heads, 1)))
         rows = given.batch * given.heads * given.rows
         delta = text.DELTA.replace("{element}", self._element("dout")).replace("{loaded}", self._loaded("dout", "y[c]"))
-        made.append(self._launch("attention_delta", delta, ("out", "dout"), (), (-(-rows // 8), 1, 1)))
-        loads = ("q", "k", "v", "lse", "dout")
-        made.append(self._launch("attention_rows", text.BACKWARD_ROWS, loads, ("dq",), (blocks, heads, 1)))
-        blocks = -(-given.columns // self.columns)
-        grid = (blocks, self.sources, 1)
-        made.append(self._launch("attention_columns", text.BACKWARD_COLUMNS, loads, ("dk", "dv"), grid))
+        made.append(self._launch("delta", delta, ("out", "dout"), ("deltas",), (-(-rows // 8), 1, 1)))
+        loads = ("q", "k", "v", "lse", "dout", "deltas")
+        made.append(self._tiled("rows", text.BACKWARD_ROWS, text.ROWS_BAND, loads, ("dq",), (blocks, heads, 1)))
+        grid = (-(-given.columns // self.columns), self.sources, 1)
+        made.append(self._tiled("columns", text.BACKWARD_COLUMNS, text.COLUMNS_BAND, loads, ("dk", "dv"), grid))
         return tuple(made)
 
     def _finite(self) -> CudaLaunch:
@@ -87,42 +85,47 @@ class _Writer:
                 check = f"{loop} {{\n{check}\n}}"
             checks.append(check)
         body = text.FINITE.replace("{checks}", "\n".join(checks))
-        return self._launch("attention_finite", body, names, (), (self.sources, 1, 1))
+        return self._launch("finite", body, names, ("flags",), (self.sources, 1, 1))
 
     @staticmethod
     def _width(name: str) -> str:
         return {"q": "WIDTH", "k": "WIDTH", "v": "VALUES", "dout": "VALUES", "lse": "1"}[name]
 
-    def _launch(
-        self, kind: str, body: str, loads: tuple[str, ...], stores: tuple[str, ...], grid: tuple[int, int, int]
+    def _tiled(
+        self, part: str, body: str, band: str, loads: tuple[str, ...], stores: tuple[str, ...], grid: tuple[int, int, int]
     ) -> CudaLaunch:
-        masks = "{mask}" in body and self.launch.masked
-        loads = (*loads, "mask") if masks else loads
-        parameters: list[tuple[str, Argument]] = [self._parameter(name, "const ") for name in loads]
-        parameters += [self._parameter(name, "") for name in stores]
-        if "flags" in body and (self.launch.causal or "flags[blockIdx" in body):
-            parameters.append((f"{'' if kind == 'attention_finite' else 'const '}int* __restrict__ flags", Scratch()))
-        elif "flags" in body:
-            body = "\n".join(line for line in body.split("\n") if "flags[" not in line)
-        if "deltas" in body:
-            parameters.append((f"{'' if kind == 'attention_delta' else 'const '}float* __restrict__ deltas", self.deltas))
-        tiled = "take_tile" in body
+        """A kernel that goes through tiles of scores; `band`: the line that leaves out those beyond the diagonal."""
+        given = self.launch
+        loads += (("mask",) if given.masked else ()) + (("flags",) if given.causal else ())
+        body = body.replace("{mask}", text.SEEN_MASK if given.masked else "")
+        body = body.replace("{band}", band if given.causal else "")
         # A module may have the tiles of several dtypes.
-        body = body.replace("take_tile", f"take_{self.launch.dtype}_tile")
-        if "scale" in body:
-            body = f"const float scale = {literal(self.launch.scale, 'f32')};\n{body}"
-        made = Fixed(
-            kind,
-            THREADS,
-            self._comment(),
-            tuple(parameters),
-            body.replace("{mask}", text.SEEN_MASK if masks else ""),
-            self._constants((*loads, *stores)),
-            functions=(EXP, LOG, self._tile()) if tiled else (),
-        )
+        body = body.replace("take_tile", f"take_{given.dtype}_tile")
+        body = f"const float scale = {literal(given.scale, 'f32')};\n{body}"
+        return self._launch(part, body, loads, stores, grid, (EXP, LOG, self._tile()))
+
+    def _launch(
+        self,
+        part: str,
+        body: str,
+        loads: tuple[str, ...],
+        stores: tuple[str, ...],
+        grid: tuple[int, int, int],
+        functions: tuple[str, ...] = (),
+    ) -> CudaLaunch:
+        parameters = [self._parameter(name, "const ") for name in loads]
+        parameters += [self._parameter(name, "") for name in stores]
+        kind = f"attention_{part}" if part else "attention"
+        constants = self._constants((*loads, *stores))
+        made = Fixed(kind, THREADS, self._comment(), tuple(parameters), body, constants, functions=functions)
         return CudaLaunch(made.kernel(), grid, made.arguments, workspace_bytes=self.workspace_bytes)
 
     def _parameter(self, name: str, constant: str) -> tuple[str, Argument]:
+        """An operand, or what the launches of a region hand on to each other in scratch memory."""
+        if name == "flags":
+            return f"{constant}int* __restrict__ flags", Scratch()
+        if name == "deltas":
+            return f"{constant}float* __restrict__ deltas", self.deltas
         place = self.operands[name].place
         assert place is not None
         return f"{constant}{self._element(name)}* __restrict__ {name}", place
@@ -146,7 +149,7 @@ class _Writer:
         made = {"ROWS": given.rows, "COLUMNS": given.columns, "WIDTH": given.width, "VALUES": given.value_width}
         made |= {"BATCH": given.batch, "HEADS": given.heads, "GROUP": given.group, "R": self.rows, "C": self.columns}
         made |= {"CAUSAL": int(given.causal), "SOURCES": given.heads // given.group}
-        for name in names:
+        for name in (name for name in names if name in self.operands):
             steps = self.operands[name].strides
             if name == "lse":
                 steps = (given.heads * given.rows, given.rows, 1)

@@ -38,6 +38,10 @@ for (int i = threadIdx.x; i < {rows} * {width}; i += 256) {{
 }}"""
 FINITE_ELEMENT = "{name}[entry * {upper}_BATCH + {head} * {upper}_HEAD + (i / {width}) * {upper}_ROW + i % {width}]"
 
+# Of a causal square whose head is finite: up to which column a tile of rows goes, from which row a tile of columns.
+ROWS_BAND = "if (flags[entry * (HEADS / GROUP) + source]) end = min(COLUMNS, first + R);"
+COLUMNS_BAND = "if (flags[entry * (HEADS / GROUP) + source]) begin = start / R * R;"
+
 # The scores of the tile that is in qs and ks; hidden ones are −inf.
 _SCORES = """\
     float s[R / 16][C / 16] = {};
@@ -67,7 +71,7 @@ const int entry = blockIdx.y / HEADS, head = blockIdx.y % HEADS, source = head /
 const int first = (gridDim.x - 1 - blockIdx.x) * R;
 const float low = __int_as_float(0xff800000);
 int end = COLUMNS;
-if (CAUSAL && flags[entry * (HEADS / GROUP) + source]) end = min(COLUMNS, first + R);
+{band}
 take_tile<R, WIDTH>(qs, q + entry * Q_BATCH + head * Q_HEAD, Q_ROW, first, ROWS);
 float sums[R / 16][(VALUES + 15) / 16] = {}, top[R / 16], shift[R / 16], total[R / 16];
 #pragma unroll
@@ -196,7 +200,7 @@ const int entry = blockIdx.y / HEADS, head = blockIdx.y % HEADS, source = head /
 const int first = (gridDim.x - 1 - blockIdx.x) * R;
 const float low = __int_as_float(0xff800000);
 int end = COLUMNS;
-if (CAUSAL && flags[entry * (HEADS / GROUP) + source]) end = min(COLUMNS, first + R);
+{band}
 take_tile<R, WIDTH>(qs, q + entry * Q_BATCH + head * Q_HEAD, Q_ROW, first, ROWS);
 take_tile<R, VALUES>(douts, dout + entry * DOUT_BATCH + head * DOUT_HEAD, DOUT_ROW, first, ROWS);
 float sums[R / 16][(WIDTH + 15) / 16] = {};
@@ -244,7 +248,7 @@ const int entry = blockIdx.y / (HEADS / GROUP), source = blockIdx.y % (HEADS / G
 const int start = blockIdx.x * C;
 const float low = __int_as_float(0xff800000);
 int begin = 0;
-if (CAUSAL && flags[entry * (HEADS / GROUP) + source]) begin = start / R * R;
+{band}
 take_tile<C, WIDTH>(ks, k + entry * K_BATCH + source * K_HEAD, K_ROW, start, COLUMNS);
 take_tile<C, VALUES>(vs, v + entry * V_BATCH + source * V_HEAD, V_ROW, start, COLUMNS);
 float of_keys[C / 16][(WIDTH + 15) / 16] = {}, of_values[C / 16][(VALUES + 15) / 16] = {};
