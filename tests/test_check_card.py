@@ -48,6 +48,9 @@ def test_the_report_is_the_one_that_a_run_on_such_a_card_begins_with(monkeypatch
     head, *rows = trainer.lowering.splitlines()
     trainer._session.device.close()
     assert f"{head}; planned, the card is not here" in planned
+    # What was compiled and what the cache held is of this run alone.
+    rows = [row for row in rows if not row.strip().startswith("kernels: ")]
+    assert len(rows) > 3
     for row in rows:
         assert row in planned
 

@@ -15,6 +15,7 @@ import pytest
 import sexpgpu
 from sexpgpu.api import load
 from sexpgpu.backend import Counter
+from sexpgpu.cuda import kernels
 from sexpgpu.cuda.device import CudaDevice
 from sexpgpu.errors import Error
 from sexpgpu.interp.device import CpuDevice
@@ -192,6 +193,32 @@ def test_sums_have_the_cpus_bits(rig: Rig, cpu: Any, size: int) -> None:
         made.add(target, source)
         both.append((squares, made.read(target).tobytes()))
     assert both[0] == both[1]
+
+
+def test_the_report_counts_modules_and_says_at_once_what_the_cache_could_not_give(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver = FakeCuda()
+    device = opened(driver, monkeypatch, tmp_path)
+    make = kernels.load_cubins
+
+    def with_damage(*given: Any, **more: Any) -> kernels.Modules:
+        made = make(*given, **more)
+        count = len(made.modules)
+        return kernels.Modules(made.modules, 0, count - 1, 1, 0.0, ["kernel cache: x.cubin is damaged and made again"])
+
+    monkeypatch.setattr(kernels, "load_cubins", with_damage)
+    first = device.prepare(update(), 0).lowering.notes
+    experiment = load(EXAMPLES / "digits.sexp", variant="sim").elaborated
+    second = device.prepare(training_graph(experiment), 0).lowering.notes
+    assert first[-2] == "kernel cache: x.cubin is damaged and made again"
+    assert first[-1] == "kernels: 1 modules: 0 compiled, 0 from the cache, 1 rebuilt"
+    assert not any("damaged" in note for note in second) and second[-1].startswith("kernels: ")
+    # What is loaded already is not asked for again.
+    assert not any(note.startswith("kernels: ") for note in device.prepare(update(), 0).lowering.notes)
+    gc.collect()
+    device.close()
+    assert nothing_wrong(driver)
 
 
 def test_memory_that_nobody_has_is_used_again(rig: Rig) -> None:

@@ -135,7 +135,4 @@ def kernel_table(head: str, shown: Sequence[Shown], made: Modules, notes: Sequen
         )  # fmt: skip
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
     lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[6]]) for row in rows]
-    count = (
-        f"{len(made.modules)} modules: {made.compiled} compiled, {made.cached} from the cache, {made.rebuilt} rebuilt"
-    )
-    return "\n".join([f"{head}, {len(shown)} kernels in {count}", *lines, *notes])
+    return "\n".join([f"{head}, {len(shown)} kernels in {made.words}", *lines, *notes])

@@ -108,9 +108,9 @@ class CudaDevice:
     def prepare(
         self, graph: Graph, seed: int, lands: Mapping[str, CudaMemory] | None = None, keeps: CudaMemory | None = None
     ) -> CudaExecutable:
-        program, division, base, lowering = lowered(
-            graph, self._settings, self.engine.divide, lands, keeps, self.engine.report
-        )
+        report = tuple(self.engine.report)
+        self.engine.report.clear()
+        program, division, base, lowering = lowered(graph, self._settings, self.engine.divide, lands, keeps, report)
         return CudaExecutable(graph, program, division, self.engine, seed, base, lowering)
 
     @told

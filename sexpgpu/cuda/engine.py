@@ -43,7 +43,9 @@ class Engine:
         self.workspace = Arena(self.allocator)
         self.product_workspace = Arena(self.allocator)
         self.uploads = Uploads(context, self.stream, UPLOAD_BYTES)
+        # What the next report is to say, and what the cache of kernels has told already.
         self.report: list[str] = []
+        self._told: list[str] = []
         # Timed calls, where times are asked for.
         self.calls: list[Call] | None = [] if settings.timings else None
         self._cache = CubinCache(settings.cache)
@@ -79,19 +81,22 @@ class Engine:
         """cuDNN, or why there is none."""
         return cudnn.unusable() or Cudnn(cudnn.cudnn())
 
-    def load(self, program: CudaProgram) -> dict[str, Kernel]:
-        """Every kernel of a program by its name, compiled where the cache does not hold it."""
-        self._load(program.modules)
-        return {name: self._modules[program.modules[module]].kernel(name) for name, module in program.module_of.items()}
+    def load(self, program: CudaProgram) -> tuple[dict[str, Kernel], list[str]]:
+        """Every kernel of a program by its name, compiled where the cache does not hold it; lines that tell of it."""
+        lines = self._load(program.modules)
+        found = {name: self._modules[program.modules[module]].kernel(name) for name, module in program.module_of.items()}
+        return found, lines
 
-    def _load(self, sources: Mapping[str, str]) -> None:
+    def _load(self, sources: Mapping[str, str]) -> list[str]:
         missing = {name: source for name, source in sources.items() if source not in self._modules}
         if not missing:
-            return
+            return []
         made = kernels.load_cubins(missing, self.arch, self._cache, self.settings.threads)
-        self.report += [line for line in made.report if line not in self.report]
         for name, source in missing.items():
             self._modules[source] = self.context.load(made.modules[name].image)
+        new = [line for line in made.report if line not in self._told]
+        self._told += new
+        return [*new, f"kernels: {made.words}"]
 
     def upload(self, address: int, array: Any) -> None:
         """Copies an array to the card; it may be changed as soon as this returns."""

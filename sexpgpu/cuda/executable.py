@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import numpy as np
 
 from sexpgpu.backend import Call, Counter, Lowering, OutOfRange
@@ -65,9 +66,9 @@ class CudaExecutable:
     ) -> None:
         self.graph, self.program, self.plan, self.engine = graph, program, program.plan, engine
         self.division = division
-        self.lowering = lowering
         self._base_bytes = base_bytes
-        self._kernels = engine.load(program)
+        self._kernels, lines = engine.load(program)
+        self.lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, *lines))
         engine.arena.reserve(base_bytes + self.plan.arena_bytes)
         engine.workspace.reserve(max(program.workspace_bytes, division.attending.workspace_bytes))
         engine.product_workspace.reserve(division.workspace_bytes)

@@ -35,6 +35,10 @@ class Modules:
     seconds: float = 0.0
     report: list[str] = field(default_factory=list)
 
+    @property
+    def words(self) -> str:
+        return f"{len(self.modules)} modules: {self.compiled} compiled, {self.cached} from the cache, {self.rebuilt} rebuilt"
+
 
 @dataclass(frozen=True)
 class _Work:
