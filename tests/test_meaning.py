@@ -26,12 +26,13 @@ ELSEWHERE = {
     *"random random-bernoulli random-normal random-uniform dropout".split(),  # draws
     *"batchnorm buffer real-rows update".split(),  # test_buffers.py
     *"decays? probe weighted".split(),  # what surrounds a value
+    *"adafactor convolution? muon".split(),  # test_optimizers.py
     "scan",  # test_scan
 }
 # Functions of the prelude that are parts of others.
 PARTS = {
     *"as-channels attended below-diagonal channel-statistics convolution every integer? largest pad-around".split(),
-    *"pool-windows progress spatial-shape".split(),
+    *"pool-windows progress spatial-shape orthogonalized rms swap-last".split(),
 }
 
 

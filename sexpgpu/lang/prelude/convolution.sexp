@@ -8,7 +8,7 @@
   (if (every (map (fn (p) (= p 0)) padding)) x
     (pad x (append (map (fn (i) [0 0]) (range (- (rank x) (length padding)))) (map (fn (p) [p p]) padding)) :value value)))
 
-(defun convolution (x axes out kernel stride padding dilation groups bias)
+(defun convolution (x axes out kernel stride padding dilation groups bias init)
   (assert (= (rank x) (+ axes 2)) "a convolution takes [b c h w], conv1d takes [b c t]" x)
   (assert (and (> groups 0) (= (mod (dim x 1) groups) 0)) "the channels of a convolution do not divide by its groups" x groups)
   (assert (= (mod out groups) 0) "the output channels of a convolution do not divide by its groups" out groups)
@@ -17,7 +17,7 @@
          (fan-in (fold * in sizes))
          (bound (if (= fan-in 0) 0 (/ 1 (sqrt fan-in))))
          (start (uniform (- bound) bound))
-         (weight (param "weight" (append [out in] sizes) start))
+         (weight (param "weight" (append [out in] sizes) (if (= init nil) start init) :convolution true))
          (split (if (= groups 1) x (reshape x (append [(dim x 0) groups in] (spatial-shape x)))))
          (w (windows (pad-around split (each-axis padding axes) 0) sizes
                      :stride (each-axis stride axes) :dilation (each-axis dilation axes)))
@@ -31,10 +31,10 @@
               (reshape joined (append [(dim x 0) out] (map (fn (i) (dim joined i)) (range 3 (rank joined))))))))
     (if bias (+ y (as-channels (param "bias" [out] start) y)) y)))
 
-(deflayer conv1d (x out kernel &key (stride 1) (padding 0) (dilation 1) (groups 1) (bias true))
-  (convolution x 1 out kernel stride padding dilation groups bias))
-(deflayer conv2d (x out kernel &key (stride 1) (padding 0) (dilation 1) (groups 1) (bias true))
-  (convolution x 2 out kernel stride padding dilation groups bias))
+(deflayer conv1d (x out kernel &key (stride 1) (padding 0) (dilation 1) (groups 1) (bias true) (init nil))
+  (convolution x 1 out kernel stride padding dilation groups bias init))
+(deflayer conv2d (x out kernel &key (stride 1) (padding 0) (dilation 1) (groups 1) (bias true) (init nil))
+  (convolution x 2 out kernel stride padding dilation groups bias init))
 
 ; The windows of a pool, those of one place joined in the last axis.
 (defun pool-windows (x kernel stride padding value)

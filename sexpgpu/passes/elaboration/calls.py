@@ -107,9 +107,12 @@ def _builtin_call(compiler: Compiler, form: Listing, builtin: Builtin, layout: L
 
 
 def _optimizer_call(compiler: Compiler, form: Listing, closure: Closure, layout: Layout) -> Code:
-    """An optimizer with its keywords; parameter and gradient are given when it is elaborated for each parameter."""
+    """An optimizer with its keywords; parameter and gradient are given when it is elaborated for each parameter, or by
+    the optimizer that calls it."""
     arguments = Arguments(compiler, form, layout)
     function, span, codes, keywords = closure.function, form.span, arguments.codes, arguments.keywords
+    if arguments.positional and layout.optimizer:
+        return _function_call(compiler, form, closure, layout)
     if arguments.positional:
         raise Error("E-SYN-002", f"{function.name} takes keywords only", form.items[1].span)
     arguments.places(function.signature, function.name, given=len(function.signature.names))

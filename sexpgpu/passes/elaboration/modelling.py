@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from sexpgpu.errors import nearest
 from sexpgpu.initial import INITIALIZERS, Initializer
 from sexpgpu.ir.graph import Node, Origin
@@ -46,13 +48,14 @@ def _open_scope(m: Machine, what: str) -> Scope:
 
 
 def _param(
-    m: Machine, name: Value, size: Value, start: Value, decay: Value, trainable: Value, share: Value
+    m: Machine, name: Value, size: Value, start: Value, decay: Value, trainable: Value, share: Value, convolution: Value
 ) -> Node:
     path, origin = _place(m, "param", name)
     shape, labels = values.shape(size, f"param {name}")
     decays = len(shape) >= 2 if decay is None else boolean(decay, "param: :decay")
     trained = boolean(trainable, "param: :trainable")
-    made = Parameter(path, shape, initializer(start), decays, trained, origin, labels)
+    begins = replace(initializer(start), convolution=boolean(convolution, "param: :convolution"))
+    made = Parameter(path, shape, begins, decays, trained, origin, labels)
     return _declared(m, "param", made, share)
 
 
@@ -122,11 +125,20 @@ def _probe(m: Machine, name: Value, x: Value) -> Value:
 
 
 def _decays(m: Machine, p: Value) -> bool:
+    return _own_parameter(m, "decays?", p).decay
+
+
+def _is_convolution(m: Machine, p: Value) -> bool:
+    return _own_parameter(m, "convolution?", p).initializer.convolution
+
+
+def _own_parameter(m: Machine, what: str, p: Value) -> Parameter:
+    """The parameter that an optimizer asks about."""
     if m.update is None:
-        raise Problem("E-TYPE-001", "decays? is asked in optimizers only")
+        raise Problem("E-TYPE-001", f"{what} is asked in optimizers only")
     if not isinstance(p, Node) or p.op != "input" or p.attributes["name"] != m.update.parameter.name:
-        raise Problem("E-TYPE-001", f"decays? takes the optimizer's parameter, not {describe(p)}")
-    return m.update.parameter.decay
+        raise Problem("E-TYPE-001", f"{what} takes the optimizer's parameter, not {describe(p)}")
+    return m.update.parameter
 
 
 def _vocabulary(m: Machine, loader: Value) -> int:
@@ -150,7 +162,11 @@ class Silent(Problem):
 def rows() -> list[Builtin]:
     """The rows of this table."""
     return [
-        row("(param NAME S INIT :decay nil :trainable true :share false)", _param, "The parameter NAME of this scope."),
+        row(
+            "(param NAME S INIT :decay nil :trainable true :share false :convolution false)",
+            _param,
+            "The parameter NAME of this scope.",
+        ),
         row("(buffer NAME S INIT :share false)", _buffer, "The buffer NAME of this scope: state that no gradient trains."),
         row("(update B V)", _update, "In :loss: after the step the buffer B is the mean of V over its microbatches."),
         row("(real-rows X)", _real_rows, "Where X's rows may repeat a short batch's last example: which do not; else nil."),
@@ -165,5 +181,6 @@ def rows() -> list[Builtin]:
         row("(probe NAME X)", _probe, "X, shown to diagnostics as NAME."),
         row("(weighted L W)", _weighted, "As a whole :loss or metric: Σ L·W / Σ W over the step."),
         row("(decays? P)", _decays, "In optimizers: whether the parameter decays."),
+        row("(convolution? P)", _is_convolution, "In optimizers: whether the parameter is a convolution's, [out in k…]."),
         row("(vocab-size LOADER)", _vocabulary, "How many tokens the loader's tokenizer knows."),
     ]
