@@ -27,9 +27,10 @@ def _text_run(loader: str) -> str:
     return f"(defloader data {loader})\n(defrun go :data data :loss {loss} :optimizer (sgd :lr 0.1) :steps 1)\n"
 
 
-def _digits_run(loss: str, rest: str = ":steps 1") -> str:
+def _digits_run(loss: str, rest: str = ":steps 1", optimizer: str = "(sgd)") -> str:
     """A file that is whole but for its loss or an option: x is f32[8 64], y is i32[8]."""
-    return f'(defloader digits (builtin "digits" :batch 8))\n(defrun go :data digits :optimizer (sgd) {rest}\n  :loss {loss})\n'
+    run = f"(defrun go :data digits :optimizer {optimizer} {rest}\n  :loss {loss})"
+    return f'(defloader digits (builtin "digits" :batch 8))\n{run}\n'
 
 
 CATALOGUE: dict[str, Entry] = _table(
@@ -137,6 +138,13 @@ CATALOGUE: dict[str, Entry] = _table(
         "what stands in an initializer's place is none, or wants its arguments",
         "take one of (normal 0.02), (trunc-normal 0.02), (uniform -1 1), zeros, ones, (constant 3), (kaiming), (xavier), (orthogonal)",
         _digits_run('(mean (* x (param "w" [64] normal)))'),
+    ),
+    Entry(
+        "E-NAME-009",
+        "parameter without an optimizer",
+        "no part of `by-name` matches a parameter's name, and it has no (else OPTIMIZER)",
+        "add (else OPTIMIZER), or a part whose glob matches the parameter",
+        _digits_run("(mean (linear x 10))", ':steps 1', '(by-name ("*.weight" (adamw)))'),
     ),
     Entry(
         "E-SYN-001",

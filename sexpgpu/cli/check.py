@@ -88,6 +88,7 @@ def _card_report(session: Session) -> CardReport | None:
 def warnings(program: Program, experiment: Experiment) -> list[str]:
     """What is allowed and perhaps not meant."""
     lines = [f"warning: {name} replaces the prelude's in your files" for name in program.shadowed]
+    lines += [f"warning: {words}" for words in experiment.warnings]
     lines += small_tables(experiment)
     return ["\n".join(lines)] if lines else []
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from sexpgpu.errors import Diagnostics, Error
 from sexpgpu.ir.building import uncollected
 from sexpgpu.lang.program import Program
+from sexpgpu.passes.elaboration.choices import Choice, chosen, learning_rate, optimizer_choices
 from sexpgpu.passes.elaboration.compile import Compiler, Layout
 from sexpgpu.passes.elaboration.graphs import Graphs
 from sexpgpu.passes.elaboration.loaders import HeaderReader, Loaders
@@ -20,7 +21,7 @@ from sexpgpu.passes.elaboration.operations import BUILTINS, CONSTANTS, DYNAMIC
 from sexpgpu.passes.elaboration.options import Options, chosen_run
 from sexpgpu.passes.elaboration.run import run_options
 from sexpgpu.passes.elaboration.special import assertion
-from sexpgpu.passes.elaboration.updates import Choices, freeze, learning_rate, optimizer_choices, update_graph
+from sexpgpu.passes.elaboration.updates import freeze, update_graph
 from sexpgpu.passes.experiment import Experiment
 
 # Calls may be nested 1,000 deep and forms inside each function, too; Python counts each step of both.
@@ -95,7 +96,7 @@ class _Elaboration:
         reader = Options(self.program, run, self.loaders)
         options = run_options(reader, self.loaders, steps)
         graphs = Graphs(self.compiler, self.loaders, reader, options) if options is not None else None
-        none: Choices = ()
+        none: Sequence[Choice] = ()
         choices = machine.guarded(lambda: optimizer_choices(self.compiler, reader.need("optimizer")), none)
         if graphs is None or options is None or not graphs.whole or not choices:
             return None
@@ -103,7 +104,9 @@ class _Elaboration:
         if parameters is None:
             return None
         updated = [p for p in parameters if p.name in machine.parameters.updates]
-        update, states = update_graph(machine, [p for p in parameters if p.trainable], choices, updated)
+        form, trained = reader.need("optimizer"), [p for p in parameters if p.trainable]
+        optimizers, warnings = chosen(choices, trained, form.span)
+        update, states = update_graph(machine, optimizers, updated)
         names = {options.data, *(e.loader for e in options.evaluations)}
         specs = {name: self.loaders.spec(name) for name in names}
         headers = {name: self.loaders.header(name) for name in names}
@@ -119,4 +122,5 @@ class _Elaboration:
             predict=graphs.predict,
             update=update,
             learning_rate=learning_rate(choices),
+            warnings=tuple(warnings),
         )

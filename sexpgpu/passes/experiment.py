@@ -111,6 +111,7 @@ class Experiment(msgspec.Struct, frozen=True):
                  ("runtime", "microbatches")); outputs `parameter:NAME`, `state:NAME:STATE`, `buffer:NAME`
     learning_rate  the value of `:lr` of the (else) optimizer at a step, None without one
     headers      what each used loader's header says
+    warnings     what is allowed and perhaps not meant, each with its place
     """
 
     name: str
@@ -124,6 +125,7 @@ class Experiment(msgspec.Struct, frozen=True):
     predict: Graph | None
     update: Graph
     learning_rate: Expression | None
+    warnings: tuple[str, ...] = ()
 
 
 def in_precision(experiment: Experiment, precision: Any) -> Experiment:

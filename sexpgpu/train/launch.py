@@ -81,6 +81,8 @@ def train(request: Request, start: Start, session: Session, progress: Progress, 
     digest = experiment_hash(experiment, text)
     progress.unit = unit_of(session)
     progress.line(header(session, request.source, digest))
+    for words in experiment.warnings:
+        progress.line(f"warning: {words}")
     progress.line(lowering_report(session))
     if SMOKE not in start.variants and too_large_for_cpu(session):
         progress.line(no_smoke_line(request.file))

@@ -47,7 +47,7 @@ MOST_STARTS = 256
 SUFFIX = ".start"
 MOST_BYTES = 1 << 24
 # Of an experiment, what is no graph.
-PLAIN_FIELDS = ("name", "options", "parameters", "states", "loaders", "headers", "learning_rate")
+PLAIN_FIELDS = ("name", "options", "parameters", "states", "loaders", "headers", "learning_rate", "warnings")
 # Names of graphs after the passes, beside those of the graphs that elaboration gave.
 PASSED = "passed "
 

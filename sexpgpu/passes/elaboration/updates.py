@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
 from sexpgpu.errors import Error, nearest
 from sexpgpu.ir.graph import Graph, Node
-from sexpgpu.ir.host import Expression
-from sexpgpu.lang.forms import Form, Listing, Symbol, Text
-from sexpgpu.passes.elaboration.compile import Compiler
+from sexpgpu.passes.elaboration.choices import glob
 from sexpgpu.passes.elaboration.lowering import broadcast, fill, fitting
-from sexpgpu.passes.elaboration.machine import Context, Machine, UpdateState, Wrong
+from sexpgpu.passes.elaboration.machine import Context, Machine, UpdateState
 from sexpgpu.passes.elaboration.scope import Parameters, Scope
-from sexpgpu.passes.elaboration.values import POISON, OptimizerCall, Problem, Scalar, Value, describe, is_number, plain
+from sexpgpu.passes.elaboration.values import POISON, OptimizerCall, Problem, Value, is_number
 from sexpgpu.passes.experiment import Parameter, State
 from sexpgpu.source import Span
 
@@ -23,70 +20,15 @@ GRADIENT_SCALE = ("runtime", "gradient-scale")
 MICROBATCHES = ("runtime", "microbatches")
 
 
-def glob(pattern: str) -> re.Pattern[str]:
-    """`*` matches any characters, dots included."""
-    return re.compile(".*".join([re.escape(part) for part in pattern.split("*")]) + r"\Z", re.DOTALL)
-
-
-# Which optimizer has which parameters: (pattern, optimizer) in order, the last pattern matching all.
-Choices = Sequence[tuple[re.Pattern[str], OptimizerCall]]
-
-
-def optimizer_choices(compiler: Compiler, form: Form) -> Choices:
-    """An optimizer, or `(by-name (GLOB OPT)… (else OPT))`."""
-    machine = compiler.machine
-    machine.context = Context(training=None, steps=True)
-    if not (isinstance(form, Listing) and form.head == "by-name"):
-        return [(glob("*"), _optimizer(compiler, form))]
-    made = []
-    for item in form.items[1:]:
-        if not (isinstance(item, Listing) and len(item.items) == 2 and isinstance(item.items[0], (Text, Symbol))):
-            raise Error("E-SYN-001", 'by-name takes ("GLOB" OPTIMIZER)… and last (else OPTIMIZER)', item.span)
-        head = item.items[0]
-        is_else = isinstance(head, Symbol) and head.name == "else"
-        pattern = "*" if is_else else head.value if isinstance(head, Text) else head.name if isinstance(head, Symbol) else ""
-        made.append((glob(pattern), _optimizer(compiler, item.items[1])))
-        if is_else:
-            return made
-    raise Error("E-SYN-001", "by-name ends with (else OPTIMIZER)", form.span)
-
-
-def _optimizer(compiler: Compiler, form: Form) -> OptimizerCall:
-    value = compiler.evaluate(form)
-    if isinstance(value, OptimizerCall):
-        if any([v is POISON for _, v in value.keywords]):
-            raise Wrong
-        return value
-    if value is POISON:
-        raise Wrong
-    note = "as in (adamw :lr 1e-3)"
-    raise Error("E-TYPE-001", f":optimizer is an optimizer, not {describe(value)}", form.span, notes=[note])
-
-
-def learning_rate(choices: Choices) -> Expression | None:
-    """The value of `:lr` of the last optimizer."""
-    call = choices[-1][1]
-    function = call.closure.function
-    value = dict(call.keywords).get("lr", POISON)
-    if value is POISON and "lr" in function.signature.key_names:
-        slot = function.first + len(function.signature.names) + function.signature.key_names.index("lr")
-        default = dict(function.defaults).get(slot)
-        value = POISON if default is None else default([POISON] * function.size)
-    if isinstance(value, Scalar):
-        return value.expression
-    return ("number", plain(value)) if is_number(value) else None
-
-
 def update_graph(
-    machine: Machine, parameters: Sequence[Parameter], choices: Choices, updated: Sequence[Parameter]
+    machine: Machine, chosen: Sequence[tuple[Parameter, OptimizerCall]], updated: Sequence[Parameter]
 ) -> tuple[Graph, list[State]]:
     """New parameters and states from parameters, gradients and states; new buffers from the sums of what they become."""
     graph = Graph("update")
     states: list[State] = []
     machine.graph, machine.scope, machine.context = graph, Scope(), Context(training=None, steps=True)
     machine.parameters = Parameters()
-    for parameter in parameters:
-        call = next(call for pattern, call in choices if pattern.match(parameter.name))
+    for parameter, call in chosen:
         states += _one_parameter(machine, graph, parameter, call)
     for buffer in updated:
         attributes = {"kind": "update", "name": buffer.name, "dtype": "f32", "shape": buffer.shape}
