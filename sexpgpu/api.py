@@ -164,6 +164,12 @@ class Trainer:
         for name, value in self._fitting(values).items():
             model.device.write(model.parameters[name], value)
 
+    @property
+    def averages(self) -> dict[str, NDArray[np.float32]]:
+        """{name: float32 array} of the parameters that `:ema` averages, copies; empty without it. They begin as the
+        initial values do, and only steps change them."""
+        return self._session.model.read_averages()
+
     def _fitting(self, values: Arrays) -> dict[str, NDArray[Any]]:
         """The values, each checked to be one of the run's parameters and to have its shape."""
         held = self._session.model.parameters

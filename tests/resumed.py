@@ -34,12 +34,13 @@ def records(folder: Path) -> list[Mapping[str, Any]]:
 
 
 def assert_a_resume_is_exact(file: Path, folder: Path, steps: int, stops: tuple[int, ...], **options: Any) -> Path:
-    """Going on from each of `stops` gives the checkpoint's bits and the records of an unbroken run; that run's folder."""
+    """Going on from each of `stops` gives the checkpoint's bits and the later records of an unbroken run; its folder."""
     whole = run_folder(file, folder / "whole", steps, **options)
     for stop in stops:
         out = folder / f"stopped-{stop}"
         run_folder(file, out, stop, **options)
         gone_on = run_folder(file, out, steps, resume="latest", **options)
         assert kept(gone_on, steps) == kept(whole, steps)
-        assert records(gone_on) == records(whole)
+        # The shorter run had its last evaluation at its end.
+        assert [r for r in records(gone_on) if r["step"] > stop] == [r for r in records(whole) if r["step"] > stop]
     return whole

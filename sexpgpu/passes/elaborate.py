@@ -106,7 +106,7 @@ class _Elaboration:
         updated = [p for p in parameters if p.name in machine.parameters.updates]
         form, trained = reader.need("optimizer"), [p for p in parameters if p.trainable]
         optimizers, warnings = chosen(choices, trained, form.span)
-        update, states = update_graph(machine, optimizers, updated)
+        update, states = update_graph(machine, optimizers, updated, options.ema)
         names = {options.data, *(e.loader for e in options.evaluations)}
         specs = {name: self.loaders.spec(name) for name in names}
         headers = {name: self.loaders.header(name) for name in names}

@@ -108,7 +108,8 @@ class Experiment(msgspec.Struct, frozen=True):
     predict      output `predict`, or None
     update       inputs of kind parameter, gradient (the step's mean gradient; the graph scales it by the host scalar
                  ("runtime", "gradient-scale")), state and update (Σ V over the step's microbatches; the graph divides it by
-                 ("runtime", "microbatches")); outputs `parameter:NAME`, `state:NAME:STATE`, `buffer:NAME`
+                 ("runtime", "microbatches")); outputs `parameter:NAME`, `state:NAME:STATE`, `buffer:NAME`; under
+                 `:ema` inputs of kind average and outputs `average:NAME`, too
     learning_rate  the value of `:lr` of the (else) optimizer at a step, None without one
     headers      what each used loader's header says
     warnings     what is allowed and perhaps not meant, each with its place
@@ -126,6 +127,11 @@ class Experiment(msgspec.Struct, frozen=True):
     update: Graph
     learning_rate: Expression | None
     warnings: tuple[str, ...] = ()
+
+
+def averaged(experiment: Experiment) -> tuple[Parameter, ...]:
+    """The parameters of which `:ema` keeps averages: those that are trained."""
+    return () if experiment.options.ema is None else tuple(p for p in experiment.parameters if p.trainable)
 
 
 def in_precision(experiment: Experiment, precision: Any) -> Experiment:

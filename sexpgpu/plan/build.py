@@ -22,7 +22,7 @@ from sexpgpu.plan.layout import Layouts, base_through
 from sexpgpu.plan.trace import Axes, Root, Storage, Trace, generate
 
 # Outputs that are buffers of the model, written where they are.
-BOUND_OUTPUTS = ("gradient:", "update:", "parameter:", "state:", "buffer:")
+BOUND_OUTPUTS = ("gradient:", "update:", "parameter:", "state:", "buffer:", "average:")
 
 
 def bound_outputs(graph: Graph) -> dict[str, str]:

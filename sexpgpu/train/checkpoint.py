@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from queue import SimpleQueue
 
 PARAMETERS, OPTIMIZER, STATE, MANIFEST = "params.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+# The averages of `:ema`, where the run keeps them.
+AVERAGES = "ema.safetensors"
 NAME = re.compile(r"step-(\d{8})")
 SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64", "uint8": "U8", "bool": "BOOL"}
 
@@ -43,12 +45,17 @@ Piece = bytes | memoryview
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """What a checkpoint holds. `states` are by PARAMETER:STATE; `state` is state.json."""
+    """What a checkpoint holds. `states` are by PARAMETER:STATE; `state` is state.json; `averages` are those of `:ema`."""
 
     path: Path
     parameters: dict[str, NDArray[Any]]
     states: dict[str, NDArray[Any]]
     state: dict[str, Any]
+    averages: dict[str, NDArray[Any]] = msgspec.field(default_factory=dict)
+
+    def trained(self, raw: bool = False) -> dict[str, NDArray[Any]]:
+        """What predictions are made with: averages in place of the parameters that have one, unless `raw`."""
+        return self.parameters if raw else self.parameters | self.averages
 
 
 def folder_name(step: int) -> str:
@@ -62,6 +69,7 @@ def save(
     states: Tensors,
     state: Mapping[str, Any],
     copies: Iterable[Path] = (),
+    averages: Tensors | None = None,
 ) -> Path:
     """Write `folder/step-XXXXXXXX`; `copies` are files that go along. A whole one of this step is replaced."""
     final = folder / folder_name(step)
@@ -72,6 +80,7 @@ def save(
         files = {
             PARAMETERS: _pieces_of(parameters),
             OPTIMIZER: _pieces_of(states),
+            **({AVERAGES: _pieces_of(averages)} if averages else {}),
             STATE: [msgspec.json.format(msgspec.json.encode(state))],
             **{source.name: [source.read_bytes()] for source in copies},
         }
@@ -220,7 +229,8 @@ def load(path: Path) -> Checkpoint:
         if name not in content:
             raise Error("E-CKPT-001", f"{path}: the manifest has no {name}")
     state = msgspec.json.decode(content[STATE], type=dict[str, Any])
-    return Checkpoint(path, tensors_of(content[PARAMETERS]), tensors_of(content[OPTIMIZER]), state)
+    averages = tensors_of(content[AVERAGES]) if AVERAGES in content else {}
+    return Checkpoint(path, tensors_of(content[PARAMETERS]), tensors_of(content[OPTIMIZER]), state, averages)
 
 
 def _manifest(path: Path) -> dict[str, dict[str, Any]]:

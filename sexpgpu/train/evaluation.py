@@ -1,4 +1,4 @@
-"""Evaluation: loss and metrics of a loader, read in file order, with `training` false."""
+"""Evaluation: loss and metrics of a loader, read in file order, with `training` false, of the averages of `:ema`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Evaluator:
         self.exchange: Exchange = exchange or SingleRank()
         self.device, self.evaluation, self.graph, self.feed = device, evaluation, graph, feed
         self.executable = prepared(device, graph, seed, self.exchange)
-        model.bind(self.executable)
+        model.bind(self.executable, average=True)
         self.fields: dict[str, Any] = bind_fields(device, self.executable)
         whole = feed.microbatches(1)
         self.batches = whole if evaluation.batches is None else min(evaluation.batches, whole)

@@ -110,7 +110,8 @@ def train(request: Request, start: Start, session: Session, progress: Progress, 
             # An earlier request to stop was heard; this launch is the answer to it.
             if exchange.world.first:
                 folder.stop.unlink(missing_ok=True)
-            session.model.resume(resumed.checkpoint.parameters, resumed.checkpoint.states)
+            found = resumed.checkpoint
+            session.model.resume(found.parameters, found.states, found.averages)
             progress.line(f"resumed from step {resumed.step}: {resumed.checkpoint.path}")
         stop.watch(folder.stop)
         state = resumed.checkpoint.state if resumed else None

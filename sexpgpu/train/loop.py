@@ -229,8 +229,9 @@ class Training:
         if self.session.step.scale.dynamic:
             state["loss-scale"] = self.session.step.scale.state()
         copies = [path for path in (folder.experiment, folder.settings, folder.graph) if path.exists()]
-        parameters, states = (self._unread(memories) for memories in (model.parameters, model.states))
-        path = checkpoint.save(folder.checkpoints, step, parameters, states, state, copies)
+        held = (model.parameters, model.states, model.averages)
+        parameters, states, averages = (self._unread(memories) for memories in held)
+        path = checkpoint.save(folder.checkpoints, step, parameters, states, state, copies, averages)
         self.metrics.write({"kind": "annotation", "name": "checkpoint", "step": step, "path": path.name})
         options = self.session.experiment.options.checkpoint
         if options is not None and options.keep is not None:
@@ -270,7 +271,8 @@ def refuse_disagreement(exchange: Exchange, model: Model, step: int) -> None:
     """E-DP-004 where a rank's parameters or states are not those of rank zero, bit for bit."""
     from xxhash import xxh3_64_intdigest
 
-    memories = {**model.parameters, **model.states}
+    averages = {f"average of {name}": memory for name, memory in model.averages.items()}
+    memories = {**model.parameters, **model.states, **averages}
     mine = {name: xxh3_64_intdigest(model.device.look(memory).data) for name, memory in memories.items()}
     told = exchange.broadcast(mine)
     differing = [name for name in mine if mine[name] != told[name]]

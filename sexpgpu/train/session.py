@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
@@ -13,7 +13,7 @@ from sexpgpu.dist.exchange import Exchange, SingleRank
 from sexpgpu.dist.gradients import lanes_line
 from sexpgpu.dist.reduction import MOST_LANES
 from sexpgpu.errors import Error
-from sexpgpu.passes.experiment import Experiment, in_precision
+from sexpgpu.passes.experiment import Experiment, Parameter, State, averaged, in_precision
 from sexpgpu.settings import Settings
 from sexpgpu.train.evaluation import Evaluator
 from sexpgpu.train.feed import Feed, GivenBatches, given_feed, passing_feed, training_feed
@@ -26,7 +26,8 @@ NAME_WIDTH = 26
 
 
 class MemoryPlan(msgspec.Struct, frozen=True):
-    """Bytes that the run holds at once, by what they are for; `peak_at` is the graph whose values need most."""
+    """Bytes that the run holds at once, by what they are for; averages are `parameters`, too. `peak_at` is the graph whose
+    values need most."""
 
     parameters: int
     optimizer: int
@@ -94,9 +95,9 @@ def prepare(
     else:
         feed = given_feed(batches, experiment.headers[options.data], graphs.training, *counts)
     total = total_steps(experiment, settings, feed)
-    # Before anything is allocated: what the parameters and states alone need.
-    shapes = [p.shape for p in experiment.parameters] + [s.shape for s in experiment.states]
-    refuse_beyond_memory(sum(4 * prod(shape) for shape in shapes), device)
+    # Before anything is allocated: what the parameters, states and averages alone need.
+    held: tuple[Parameter | State, ...] = (*experiment.parameters, *experiment.states, *averaged(experiment))
+    refuse_beyond_memory(bytes_of(held), device)
     model = Model(device, experiment)
     step = Step(device, experiment, graphs, model, feed, settings.seed, total, exchange)
     evaluators = tuple(_evaluators(experiment, settings, graphs, model, exchange))
@@ -117,6 +118,11 @@ def graphs_of(experiment: Experiment) -> Graphs:
     from sexpgpu.passes.pipeline import evaluation_graphs, training_graph, update_graph
 
     return Graphs(training_graph(experiment), update_graph(experiment), evaluation_graphs(experiment))
+
+
+def bytes_of(held: Iterable[Parameter | State]) -> int:
+    """Of f32 tensors."""
+    return sum(4 * prod(tensor.shape) for tensor in held)
 
 
 def refuse_beyond_memory(needed: int, device: Device) -> None:
@@ -146,8 +152,6 @@ def refuse_unready(experiment: Experiment, settings: Settings) -> None:
         raise Error("E-RUN-007", "parallel jobs are not available yet", notes=["leave it out, or take parallel = ddp"])
     if not any(p.trainable for p in experiment.parameters):
         raise Error("E-RUN-007", "the loss has no parameter to train", notes=["see :loss and :freeze"])
-    if experiment.options.ema is not None:
-        raise Error("E-RUN-007", ":ema is not available yet", notes=["leave it out"])
 
 
 def total_steps(experiment: Experiment, settings: Settings, feed: Feed) -> int:
@@ -177,8 +181,8 @@ def memory_plan(
     fields = [memory.type.size_bytes for memory in step.fields.values()]
     fields += [memory.type.size_bytes for evaluator in evaluators for memory in evaluator.fields.values()]
     return MemoryPlan(
-        parameters=sum(4 * prod(p.shape) for p in model.experiment.parameters),
-        optimizer=sum(4 * prod(s.shape) for s in model.experiment.states),
+        parameters=bytes_of((*model.experiment.parameters, *averaged(model.experiment))),
+        optimizer=bytes_of(model.experiment.states),
         gradients=step.gradients.size_bytes,
         constants=0,
         cached=0,
@@ -212,6 +216,8 @@ def header(session: Session, source: str, digest: str) -> str:
         "parameters": f"{count:,} in {counted(len(parameters), 'tensor')}{trained}",
         "a step": f"{tokens:,} {unit_of(session)} ({shape}), {counted(session.total_steps, 'step')}",
     }
+    if experiment.options.ema is not None:
+        rows["averages"] = f":ema {experiment.options.ema:g}: evaluation uses them in place of the parameters"
     lanes = lanes_line(session.microbatches, session.exchange.world.size, experiment.options.sum_lanes or MOST_LANES)
     if lanes:
         rows["lanes"] = lanes

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from sexpgpu.errors import Error, nearest
 from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.ir.host import Expression
 from sexpgpu.passes.elaboration.choices import glob
 from sexpgpu.passes.elaboration.lowering import broadcast, fill, fitting
 from sexpgpu.passes.elaboration.machine import Context, Machine, UpdateState
@@ -21,15 +22,18 @@ MICROBATCHES = ("runtime", "microbatches")
 
 
 def update_graph(
-    machine: Machine, chosen: Sequence[tuple[Parameter, OptimizerCall]], updated: Sequence[Parameter]
+    machine: Machine, chosen: Sequence[tuple[Parameter, OptimizerCall]], updated: Sequence[Parameter], ema: float | None
 ) -> tuple[Graph, list[State]]:
-    """New parameters and states from parameters, gradients and states; new buffers from the sums of what they become."""
+    """New parameters and states from parameters, gradients and states; averages of new parameters, where `ema` asks for
+    them; new buffers from the sums of what they become."""
     graph = Graph("update")
     states: list[State] = []
     machine.graph, machine.scope, machine.context = graph, Scope(), Context(training=None, steps=True)
     machine.parameters = Parameters()
     for parameter, call in chosen:
         states += _one_parameter(machine, graph, parameter, call)
+        if ema is not None:
+            _average(graph, parameter, ema)
     for buffer in updated:
         attributes = {"kind": "update", "name": buffer.name, "dtype": "f32", "shape": buffer.shape}
         count = broadcast(graph.add("host", (), {"expression": MICROBATCHES}), buffer.shape)
@@ -63,6 +67,21 @@ def _one_parameter(machine: Machine, graph: Graph, parameter: Parameter, call: O
     finally:
         machine.update = None
     return [state for state, _, _ in declared.made.values()]
+
+
+def _average(graph: Graph, parameter: Parameter, ema: float) -> None:
+    """What is left of the average so far, and the rest of the new parameter."""
+    new = graph.outputs.get(f"parameter:{parameter.name}")
+    if new is None:
+        return
+    attributes = {"kind": "average", "name": parameter.name, "dtype": "f32", "shape": parameter.shape}
+    before = graph.add("input", (), attributes, labels=parameter.labels or None)
+    kept: Expression = ("hyper", "ema", ema)
+    shares = (kept, ("sub", ("number", 1), kept))
+    kept_share, new_share = (
+        broadcast(graph.add("host", (), {"expression": share}), parameter.shape) for share in shares
+    )
+    graph.outputs[f"average:{parameter.name}"] = before * kept_share + new * new_share
 
 
 class _States:
