@@ -239,9 +239,24 @@ CATALOGUE: dict[str, Entry] = _table(
     ),
     Entry(
         "E-MACRO-001",
-        "macro expansion",
-        "a macro has no rule for its call, or expands without end",
-        "add a rule",
+        "no rule for a macro's call",
+        "none of the macro's patterns matches the call, or what they repeat together has different lengths",
+        "call it as one of its patterns says, or add a rule",
+        "(defmacro twice (x) (* 2 x))\n(def a (twice 1 2))",
+    ),
+    Entry(
+        "E-MACRO-002",
+        "a macro's rule that cannot be",
+        "a variable stands twice in a pattern, or `...` does not follow what is repeated",
+        "let each variable stand once in the pattern, with `...` after it in the template where the pattern has one",
+        "(defmacro total (x ...) (+ x))",
+    ),
+    Entry(
+        "E-MACRO-003",
+        "expansion without end",
+        "at most 30,000 expansions, 1,000 deep, 1,000,000 data in them, lists 2,000 deep",
+        "end the macro's recursion with a rule of its own",
+        "(defmacro again (x) (again x))\n(def a (again 1))",
     ),
     Entry(
         "E-DATA-001",

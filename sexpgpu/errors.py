@@ -8,6 +8,7 @@ from sexpgpu.catalogue import CATALOGUE
 from sexpgpu.source import Span
 
 _SHOWN = 120  # characters before, in and after a span
+_SHOWN_TEMPLATES = 4
 
 
 class Error(Exception):
@@ -32,7 +33,7 @@ class Error(Exception):
         self.message = message
         self.span = span
         self.label = label
-        self.notes = list(notes)
+        self.notes = [*(note for note in _template_notes(span) if note not in notes), *notes]
 
     def render(self) -> str:
         """The message as `language.md` gives it: head, place, excerpt with carets, notes."""
@@ -41,6 +42,17 @@ class Error(Exception):
             lines += excerpt(self.span, visible(self.label))
         lines += [f"   = {visible(note)}" for note in self.notes]
         return "\n".join(lines)
+
+
+def _template_notes(span: Span | None) -> list[str]:
+    """Where the templates have what the macros at a place made, innermost first."""
+    notes: list[str] = []
+    while span is not None and span.template is not None and span.expansion is not None and len(notes) < _SHOWN_TEMPLATES:
+        first = span.template.text.split("\n", 1)[0]
+        shown = first if len(first) <= _SHOWN else first[:_SHOWN] + "…"
+        notes.append(f"in the template of macro {span.expansion.macro} at {span.template.place}: {shown}")
+        span = span.expansion.call
+    return notes
 
 
 def excerpt(span: Span, label: str) -> list[str]:

@@ -45,12 +45,25 @@ class Source:
         return self.text[starts[number - 1] : end].rstrip("\r")
 
 
+class Expansion(NamedTuple):
+    """One expansion of a macro: whose, where the call stood, in how many others."""
+
+    macro: str
+    call: Span
+    depth: int
+
+
 class Span(NamedTuple):
-    """A range of code points in a source: where a datum stands."""
+    """A range of code points in a source: where a datum stands.
+
+    What a macro made stands at the user's call; `template` is its place in the macro's template.
+    """
 
     source: Source
     start: int
     length: int
+    template: Span | None = None
+    expansion: Expansion | None = None
 
     @property
     def line(self) -> int:
@@ -68,6 +81,11 @@ class Span(NamedTuple):
     @property
     def text(self) -> str:
         return self.source.text[self.start : self.start + self.length]
+
+    @property
+    def written(self) -> str:
+        """The datum's own text: the template's where a macro made it."""
+        return (self.template or self).text
 
 
 COMMAND_LINE = Source("<command line>", "")

@@ -18,6 +18,11 @@ class Symbol:
     # Hygiene: the number of the macro expansion that brought the symbol in, 0 for the user's own text.
     mark: int = 0
 
+    @property
+    def variable(self) -> str:
+        """What tells its variable from others of the name: no name has a space."""
+        return self.name if self.mark == 0 else f"{self.name} {self.mark}"
+
 
 @dataclass(frozen=True, slots=True)
 class Keyword:

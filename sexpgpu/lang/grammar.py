@@ -46,6 +46,10 @@ DEFINITIONS: Mapping[str, Shape] = {
     "def": Shape("(def NAME EXPR)", (NAME, EXPR)),
     "defun": Shape("(defun NAME (ARG… &key (K DEFAULT)…) BODY…)", (NAME, ARGUMENTS, BODY)),
     "deflayer": Shape("(deflayer NAME (ARG… &key (K DEFAULT)…) BODY…)", (NAME, ARGUMENTS, BODY)),
+    "defmacro": Shape(
+        "(defmacro NAME (PATTERN…) TEMPLATE) or (defmacro NAME ((PATTERN…) TEMPLATE)…)",
+        (NAME, Part("(PATTERN…)", "list"), Part("TEMPLATE", "form", "any")),
+    ),
     "defregion": Shape("(defregion NAME (ARG… &key (K DEFAULT)…) BODY…)", (NAME, ARGUMENTS, BODY)),
     "defoptimizer": Shape("(defoptimizer NAME (P G &key (K DEFAULT)…) BODY…)", (NAME, ARGUMENTS, BODY)),
     "defloader": Shape("(defloader NAME (SOURCE …))", (NAME, Part("(SOURCE …)", "list"))),
@@ -62,12 +66,14 @@ DEFINITIONS: Mapping[str, Shape] = {
     "defsweep": Shape("(defsweep NAME (HYPER [V1 V2 …])…)", (NAME, Part("(HYPER [V1 V2 …])", "list", "any"))),
 }
 TOP_FORMS: Mapping[str, Shape] = {
+    "begin": Shape("(begin DEFINITION…)", (Part("DEFINITION", "form", "any"),)),
     "include": Shape('(include "other.sexp")', (Part('"other.sexp"', "text"),)),
     "assert": Shape(
         '(assert COND "message" VALUE…)', (Part("COND"), Part('"message"', "text"), Part("VALUE", "form", "any"))
     ),
 }
 SPECIAL_FORMS: Mapping[str, Shape] = {
+    "begin": Shape("(begin BODY…)", (BODY,)),
     "fn": Shape("(fn (ARG…) BODY…)", (ARGUMENTS, BODY)),
     "let": Shape("(let ((N E)…) BODY…)", (BINDINGS, BODY)),
     "let*": Shape("(let* ((N E)…) BODY…)", (BINDINGS, BODY)),
@@ -96,10 +102,13 @@ class Matched:
     def one(self, word: str) -> Form:
         return self.parts[word][0]
 
-    def name(self) -> str:
+    def symbol(self) -> Symbol:
         form = self.parts["NAME"][0]
         assert isinstance(form, Symbol)
-        return form.name
+        return form
+
+    def name(self) -> str:
+        return self.symbol().name
 
 
 def describe(form: Form) -> str:
@@ -110,7 +119,7 @@ def describe(form: Form) -> str:
         case Keyword():
             return f"the keyword :{form.name}"
         case Number():
-            return f"the number {form.span.text}"
+            return f"the number {form.span.written}"
         case Text():
             return "a text"
         case Constant():
@@ -196,26 +205,26 @@ def unknown_keyword(head: str, key: str, at: Form, known: Sequence[str]) -> Erro
 class Parameters:
     """`(ARG… &key (K DEFAULT)…)`; a key without a default has nil."""
 
-    names: tuple[str, ...]
-    keys: tuple[tuple[str, Form | None], ...]
+    names: tuple[Symbol, ...]
+    keys: tuple[tuple[Symbol, Form | None], ...]
 
 
 def parameters_of(form: Form, head: str) -> Parameters:
     """A function's parameters."""
     assert isinstance(form, Listing)
     usage = f"({head} … (ARG… &key (K DEFAULT)…) BODY…)"
-    names: list[str] = []
-    keys: list[tuple[str, Form | None]] = []
+    names: list[Symbol] = []
+    keys: list[tuple[Symbol, Form | None]] = []
     in_keys = False
     for item in form.items:
         if isinstance(item, Symbol) and item.name == "&key":
             in_keys = True
         elif isinstance(item, Symbol):
             _fresh(item, names, keys, head, usage)
-            (keys.append((item.name, None)) if in_keys else names.append(item.name))
+            (keys.append((item, None)) if in_keys else names.append(item))
         elif in_keys and isinstance(item, Listing) and len(item.items) == 2 and isinstance(item.items[0], Symbol):
             _fresh(item.items[0], names, keys, head, usage)
-            keys.append((item.items[0].name, item.items[1]))
+            keys.append((item.items[0], item.items[1]))
         else:
             wanted = "(K DEFAULT)" if in_keys else "an argument's name"
             raise malformed(item, f"{head}: {wanted} must stand here, not {describe(item)}", usage)
@@ -223,9 +232,10 @@ def parameters_of(form: Form, head: str) -> Parameters:
 
 
 def _fresh(
-    item: Symbol, names: Sequence[str], keys: Sequence[tuple[str, Form | None]], head: str, usage: str
+    item: Symbol, names: Sequence[Symbol], keys: Sequence[tuple[Symbol, Form | None]], head: str, usage: str
 ) -> None:
-    if item.name in names or any(item.name == key for key, _ in keys):
+    # Keys are told apart by their names alone: a keyword has no mark.
+    if item in names or any(item.name == key.name for key, _ in keys):
         raise malformed(item, f"{head}: the argument {item.name} stands twice", usage)
 
 

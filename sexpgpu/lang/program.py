@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from sexpgpu.errors import Diagnostics, Error, nearest
+from sexpgpu.ir.building import uncollected
 from sexpgpu.lang.expand import Expansion, expand
+from sexpgpu.lang.expansion import Expander
 from sexpgpu.lang.forms import Form, Keyword, Listing, Symbol, Text
 from sexpgpu.lang.grammar import (
     DEFINITIONS,
@@ -20,6 +22,8 @@ from sexpgpu.lang.grammar import (
     split_keywords,
     take_apart,
 )
+from sexpgpu.lang.macros import Macro, macro_of
+from sexpgpu.lang.nesting import deep_recursion
 from sexpgpu.lang.reader import load_source, read
 from sexpgpu.source import Source, command_line_span
 
@@ -67,6 +71,7 @@ class Program:
     variants: tuple[str, ...]
     problems: tuple[Error, ...]
     broken: frozenset[str] = frozenset()
+    macros: Mapping[str, Macro] = field(default_factory=dict)
 
     def find(self, name: str, prelude: bool) -> Definition | None:
         """What a name means: in the prelude its own definition, in the user's files the user's comes first."""
@@ -110,7 +115,10 @@ def program_of(
     expansion = expand(source, allow_outside)
     if any(error.code.startswith("E-READ") for error in expansion.errors):
         raise Diagnostics(expansion.errors)
-    collected = _Collected(expansion)
+    with deep_recursion(), uncollected():
+        collected = _Collected(expansion)
+    if collected.expander.exhausted:
+        raise Diagnostics(collected.errors)
     overrides = _Overrides(collected, variants, sets)
     return Program(
         source=source,
@@ -124,6 +132,7 @@ def program_of(
         variants=tuple(variants),
         problems=(*expansion.errors, *collected.errors, *overrides.errors),
         broken=frozenset(collected.broken),
+        macros=collected.macros,
     )
 
 
@@ -148,43 +157,73 @@ def _definition(form: Listing, prelude: bool) -> Definition:
 
 
 class _Collected:
-    """The top-level definitions of all files, in any order."""
+    """The top-level definitions of all files, in any order, with those that macros expand to."""
 
     def __init__(self, expansion: Expansion) -> None:
         self.definitions: dict[str, Definition] = {}
+        self.macros: dict[str, Macro] = {}
         self.asserts: list[Matched] = []
         self.errors: list[Error] = []
         self.broken: set[str] = set()
-        for form in expansion.forms:
-            try:
-                self._take(form)
-            except Error as error:
-                self.errors.append(error)
-                if isinstance(form, Listing) and len(form.items) > 1 and isinstance(form.items[1], Symbol):
-                    self.broken.add(form.items[1].name)
+        self.expander = Expander()
+        # The forms still to be taken, the next one last; forms whose head may be a macro that comes later.
+        self._left = expansion.forms[::-1]
+        self._waiting: dict[str, list[Listing]] = {}
+        while self._left:
+            self._guarded(self._take, self._left.pop())
+        for form in [form for forms in self._waiting.values() for form in forms]:
+            self._guarded(self._not_a_definition, form)
         self.broken -= set(self.definitions)
+
+    def _guarded(self, take: Callable[[Form], None], form: Form) -> None:
+        if self.expander.exhausted:
+            return
+        try:
+            take(form)
+        except Error as error:
+            self.errors.append(error)
+            if isinstance(form, Listing) and len(form.items) > 1 and isinstance(form.items[1], Symbol):
+                self.broken.add(form.items[1].name)
 
     def _take(self, form: Form) -> None:
         head = form.head if isinstance(form, Listing) else None
-        if head == "assert":
-            assert isinstance(form, Listing)
+        if not isinstance(form, Listing) or head is None:
+            self._not_a_definition(form)
+        elif head == "begin":
+            self._left += reversed(take_apart(form, TOP_FORMS["begin"]).parts["DEFINITION"])
+        elif head == "assert":
             self.asserts.append(take_apart(form, TOP_FORMS["assert"]))
-            return
+        elif head in self.macros:
+            self._left.append(self.expander.expand(self.macros[head], form))
+        elif head not in DEFINITIONS or head == "defregion":
+            self._waiting.setdefault(head, []).append(form)
+        else:
+            self._define(form)
+
+    def _not_a_definition(self, form: Form) -> None:
+        head = form.head if isinstance(form, Listing) else None
+        if head == "include":
+            raise Error("E-SYN-004", "an include stands in a file, no macro makes one", form.span)
         known = [name for name in DEFINITIONS if name != "defregion"]
-        if not isinstance(form, Listing) or head not in known:
-            close = nearest(head, [*known, *TOP_FORMS]) if head else None
-            notes = [f"did you mean {close}?"] if close else [f"definitions are {', '.join(known)}"]
+        close = nearest(head, [*known, *TOP_FORMS, *self.macros]) if head else None
+        notes = [f"did you mean {close}?"] if close else [f"definitions are {', '.join(known)}"]
+        if head not in self.broken:
             raise Error("E-SYN-004", f"{head or 'this'} is no definition", form.span, notes=notes)
+
+    def _define(self, form: Listing) -> None:
         definition = _definition(form, prelude=False)
-        place = definition.matched.one("NAME").span
-        before = self.definitions.get(definition.name)
+        name = definition.name
+        place = definition.matched.symbol().span
+        before = self.definitions.get(name)
         if before is not None:
             notes = [f"first defined at {before.form.span.place}"]
-            raise Error("E-NAME-002", f"{definition.name} is defined twice", place, notes=notes)
-        if definition.name in SPECIAL_FORMS or definition.name in DEFINITIONS:
-            message = f"{definition.name} is a form of the language"
-            raise Error("E-NAME-002", message, place, notes=["take another name"])
-        self.definitions[definition.name] = definition
+            raise Error("E-NAME-002", f"{name} is defined twice", place, notes=notes)
+        if name in SPECIAL_FORMS or name in DEFINITIONS:
+            raise Error("E-NAME-002", f"{name} is a form of the language", place, notes=["take another name"])
+        if definition.kind == "macro":
+            self.macros[name] = macro_of(definition.matched)
+            self._left += reversed(self._waiting.pop(name, []))
+        self.definitions[name] = definition
 
 
 class _Overrides:

@@ -5,12 +5,12 @@ Nothing of a data file but its header is read. Every problem of the file is foun
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from sexpgpu.errors import Diagnostics, Error
 from sexpgpu.ir.building import uncollected
+from sexpgpu.lang.grammar import Matched
+from sexpgpu.lang.nesting import deep_recursion
 from sexpgpu.lang.program import Program
 from sexpgpu.passes.elaboration.choices import Choice, chosen, learning_rate, optimizer_choices
 from sexpgpu.passes.elaboration.compile import Compiler, Layout
@@ -24,9 +24,6 @@ from sexpgpu.passes.elaboration.special import assertion
 from sexpgpu.passes.elaboration.updates import freeze, update_graph
 from sexpgpu.passes.experiment import Experiment
 
-# Calls may be nested 1,000 deep and forms inside each function, too; Python counts each step of both.
-_RECURSION_LIMIT = 120_000
-
 
 def elaborate(program: Program, read_header: HeaderReader, *, steps: int | None = None) -> Experiment:
     """The experiment of a program's chosen run. Raises Diagnostics with every problem found.
@@ -34,7 +31,7 @@ def elaborate(program: Program, read_header: HeaderReader, *, steps: int | None 
     `read_header` says what a loader's files hold; `steps` wins over the run's :steps or :epochs.
     """
     elaboration = _Elaboration(program, read_header)
-    with _deep_recursion(), uncollected():
+    with deep_recursion(), uncollected():
         made = elaboration.run(steps)
     errors = elaboration.machine.errors
     if errors or made is None:
@@ -47,16 +44,6 @@ def in_order(program: Program, errors: Sequence[Error]) -> list[Error]:
     """Errors in the order of the files' text; those without a place first."""
     places = {id(source): k for k, source in enumerate(program.sources)}
     return sorted(errors, key=lambda e: (-1, 0) if e.span is None else (places.get(id(e.span.source), -1), e.span.start))
-
-
-@contextmanager
-def _deep_recursion() -> Iterator[None]:
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(before, _RECURSION_LIMIT))
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(before)
 
 
 class _Elaboration:
@@ -85,9 +72,12 @@ class _Elaboration:
             elif definition.kind == "def":
                 guarded(lambda d=definition: self.compiler.definition(d, d.form.span), None)  # type: ignore[misc]
         for matched in self.program.asserts:
-            layout = Layout(False)
-            code = assertion(self.compiler, matched.form, layout)
-            guarded(lambda c=code, n=layout.size: c([None] * n[0]), None)  # type: ignore[misc]
+            guarded(lambda m=matched: self._assertion(m), None)  # type: ignore[misc]
+
+    def _assertion(self, matched: Matched) -> None:
+        layout = Layout(False)
+        code = assertion(self.compiler, matched.form, layout)
+        code([None] * layout.size[0])
 
     def _experiment(self, steps: int | None) -> Experiment | None:
         machine = self.machine

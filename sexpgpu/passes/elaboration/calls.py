@@ -60,7 +60,7 @@ class Arguments:
 
 def _text(form: Form) -> str:
     """How a message names an argument."""
-    text = form.span.text if form.span.length else ""
+    text = form.span.written if form.span.length else ""
     return text if len(text) <= _SHORT_TEXT and "\n" not in text else text.split("\n")[0][:_SHORT_TEXT] + "…"
 
 
@@ -72,6 +72,8 @@ def named_call(compiler: Compiler, form: Listing, head: Symbol, layout: Layout) 
             return _optimizer_call(compiler, form, compiler.closure(definition), layout)
         if definition.kind in FUNCTION_KINDS:
             return _function_call(compiler, form, compiler.closure(definition), layout)
+        if definition.kind == "macro":
+            return compiler.code(compiler.expansion(definition.name, form), layout)
     elif head.name in compiler.builtins and not (head.name in layout.fields or head.name in compiler.program.broken):
         return _builtin_call(compiler, form, compiler.builtins[head.name], layout)
     return dynamic_call(compiler, form, compiler.symbol(head, layout), layout)

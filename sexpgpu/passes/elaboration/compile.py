@@ -11,12 +11,13 @@ from typing import Any
 
 from sexpgpu.errors import Error, nearest
 from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.lang.expansion import Expander
 from sexpgpu.lang.forms import Constant, Form, Keyword, Listing, Number, Symbol, Text
 from sexpgpu.lang.grammar import DEFINITIONS, SPECIAL_FORMS, parameters_of
 from sexpgpu.lang.program import FUNCTION_KINDS, Definition, Program
 from sexpgpu.passes.elaboration.calls import dynamic_call, named_call
 from sexpgpu.passes.elaboration.hypers import hyper_value
-from sexpgpu.passes.elaboration.machine import Machine
+from sexpgpu.passes.elaboration.machine import Machine, Wrong
 from sexpgpu.passes.elaboration.values import (
     POISON,
     Builtin,
@@ -30,6 +31,9 @@ from sexpgpu.passes.elaboration.values import (
     Value,
 )
 from sexpgpu.source import Span
+
+# Lists inside lists: the reader allows 1,000, macros may nest them further.
+MAXIMUM_NESTING = 2_000
 
 
 class Layout:
@@ -61,9 +65,9 @@ class Layout:
         self.size[0] += 1
         return self.size[0] - 1
 
-    def bind(self, name: str) -> int:
-        self.names[name] = self.slot()
-        return self.names[name]
+    def bind(self, variable: str) -> int:
+        self.names[variable] = self.slot()
+        return self.names[variable]
 
 
 def constant(value: Value) -> Code:
@@ -95,6 +99,8 @@ class Compiler:
         self._values: dict[tuple[str, bool], tuple[Graph | None, Value]] = {}
         self._open: list[str] = []
         self._pending: dict[Function, tuple[Definition, Layout]] = {}
+        self._expander = Expander()
+        self._nesting = 0
         machine.compiler = self
 
     # Forms
@@ -103,7 +109,11 @@ class Compiler:
         """The code of a form; a malformed one is reported and gives poison."""
         try:
             if isinstance(form, Listing):
-                return self._listing(form, layout)
+                self._nesting += 1
+                try:
+                    return self._listing(form, layout)
+                finally:
+                    self._nesting -= 1
             if isinstance(form, Symbol):
                 return self.symbol(form, layout)
             if isinstance(form, (Number, Text, Constant)):
@@ -128,6 +138,29 @@ class Compiler:
 
         return run
 
+    def expansion(self, name: str, call: Listing) -> Form:
+        """What a call of a macro stands for. Past the limits nothing more is expanded."""
+        macro = self.program.macros.get(name)
+        if macro is None or self._expander.exhausted:
+            raise Wrong
+        try:
+            if self._nesting > MAXIMUM_NESTING:
+                self._expander.exhaust()
+                message = f"{name}: expansions nest lists deeper than {MAXIMUM_NESTING:,}"
+                raise Error("E-MACRO-003", message, call.span)
+            return self._expander.expand(macro, call)
+        except Error as error:
+            if not self._expander.exhausted:
+                raise
+            self.machine.report(error)
+            raise Wrong from None
+
+    def expanded(self, form: Form) -> Form:
+        """A form that is read as data: what it stands for, where its head is a macro."""
+        while isinstance(form, Listing) and form.head is not None and form.head in self.program.macros:
+            form = self.expansion(form.head, form)
+        return form
+
     def _listing(self, form: Listing, layout: Layout) -> Code:
         if form.square:
             codes = [self.code(item, layout) for item in form.items]
@@ -140,7 +173,7 @@ class Compiler:
         if not form.items:
             raise Error("E-SYN-001", "() is no call: a function is missing", form.span, notes=["the empty list is []"])
         head = form.items[0]
-        if isinstance(head, Symbol) and head.name not in layout.names:
+        if isinstance(head, Symbol) and head.variable not in layout.names:
             special = self.special.get(head.name)
             if special is not None and (layout.optimizer or head.name not in ("state", "update")):
                 made: Code = special(self, form, layout)
@@ -152,11 +185,11 @@ class Compiler:
 
     def symbol(self, form: Symbol, layout: Layout) -> Code:
         name = form.name
-        slot = layout.names.get(name)
+        slot = layout.names.get(form.variable)
         if slot is not None:
             found = slot
             return lambda frame: frame[found]
-        if name in layout.fields:
+        if name in layout.fields and form.mark == 0:
             field = layout.fields[name]
             return lambda frame: field()
         definition = self.program.find(name, layout.prelude)
@@ -185,7 +218,11 @@ class Compiler:
         if name in SPECIAL_FORMS or name in DEFINITIONS:
             usage = (SPECIAL_FORMS.get(name) or DEFINITIONS[name]).usage
             return Error("E-SYN-001", f"{name} is a form, not a value", form.span, notes=[f"the form is {usage}"])
-        close = nearest(name, self.visible(layout))
+        around = {*layout.fields, *layout.names}
+        if form.mark and name in around:
+            notes = [f"a template sees no variables around the macro's call: give it {name} as an argument"]
+            return Error("E-NAME-001", f"unknown name {name}", form.span, notes=notes)
+        close = nearest(name, self.visible(layout if form.mark == 0 else Layout(layout.prelude)))
         notes = [f"did you mean {close}?"] if close else []
         return Error("E-NAME-001", f"unknown name {name}", form.span, notes=notes)
 
@@ -194,7 +231,7 @@ class Compiler:
         own = [] if layout.prelude else list(self.program.definitions)
         special = [s for s in self.special if layout.optimizer or s not in ("state", "update")]
         tables = [*self.dynamic, *self.constants, *self.builtins]
-        local = [*(n for n in layout.names if n[0] != ":"), *layout.fields]
+        local = [*(n for n in layout.names if n[0] != ":" and " " not in n), *layout.fields]
         return [*local, *own, *self.program.prelude, *special, *tables]
 
     def _global(self, definition: Definition, span: Span) -> Code:
@@ -276,16 +313,17 @@ class Compiler:
         """A function whose body is still to be compiled; its parameters are bound in `layout`."""
         parameters = parameters_of(arguments, form.head or "fn")
         first = layout.size[0]
-        keys: list[tuple[str, Value]] = [(key, None) for key, _ in parameters.keys]
-        for name_ in (*parameters.names, *(key for key, _ in keys)):
-            layout.bind(name_)
-        made = Function(name, kind, Signature(parameters.names, ()), first, form.span, layout.prelude)
+        for argument in parameters.names:
+            layout.bind(argument.variable)
+        slots = {key.name: layout.bind(key.variable) for key, _ in parameters.keys}
+        names = tuple([argument.name for argument in parameters.names])
+        made = Function(name, kind, Signature(names), first, form.span, layout.prelude)
         if kind == "layer":
-            made.name_slot, made.share_slot = (
-                layout.names[key] if key in layout.names else layout.bind(f":{key}") for key in ("name", "share")
-            )
-            keys += [(key, None) for key in ("name", "share") if key not in layout.names]
-        made.signature = Signature(parameters.names, tuple(keys))
+            for key in ("name", "share"):
+                if key not in slots:
+                    slots[key] = layout.bind(f":{key}")
+            made.name_slot, made.share_slot = slots["name"], slots["share"]
+        made.signature = Signature(names, tuple([(key, None) for key in slots]))
         return made
 
     def finish(self, function: Function) -> None:
@@ -298,14 +336,14 @@ class Compiler:
         # A default sees the arguments and the keys before it.
         visible = layout.child()
         for key, _ in parameters.keys:
-            visible.names.pop(key, None)
+            visible.names.pop(key.variable, None)
         defaults = []
         for key, form in parameters.keys:
-            slot = layout.names[key]
+            slot = layout.names[key.variable]
             defaults.append((slot, constant(None) if form is None else self.code(form, visible)))
-            visible.names[key] = slot
+            visible.names[key.variable] = slot
         if function.kind == "layer":
-            own = [key for key, _ in parameters.keys]
+            own = [key.name for key, _ in parameters.keys]
             if "name" not in own:
                 defaults.append((function.name_slot, constant(None)))
             if "share" not in own:
@@ -325,6 +363,8 @@ class Compiler:
                         self.finish(function)
                 except Error as error:
                     self.machine.report(error)
+                except Wrong:
+                    pass
 
 
 def _holds_node(value: Value) -> bool:

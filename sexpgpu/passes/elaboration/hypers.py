@@ -59,7 +59,7 @@ def _replaced(compiler: Compiler, definition: Definition, default: Value, overri
         if isinstance(value, str) and override.origin == "--set" and isinstance(override.value, Text):
             return CommandText(value)
         return float(value) if isinstance(default, float) and is_number(value) else value
-    notes = [f"replaces {definition.form.span.text} at {definition.form.span.place}"]
+    notes = [f"replaces {definition.form.span.written} at {definition.form.span.place}"]
     message = f"{override.origin}: {definition.name} is {kind(default)}, not {describe(value)}"
     return compiler.machine.report(Error("E-RUN-004", message, override.value.span, notes=notes))
 

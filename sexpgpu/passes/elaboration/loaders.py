@@ -97,8 +97,10 @@ class _SpecForm:
         self.loaders = loaders
         self.definition = definition
         form = definition.matched.one("(SOURCE …)")
-        assert isinstance(form, Listing)
-        self.form = form
+        expanded = loaders.compiler.expanded(form)
+        if not isinstance(expanded, Listing):
+            raise Error("E-SYN-001", f"defloader {definition.name}: (SOURCE …) must stand here", form.span)
+        self.form = expanded
 
     def spec(self) -> LoaderSpec:
         form, name = self.form, self.definition.name
@@ -106,7 +108,7 @@ class _SpecForm:
         if kind not in KEYWORDS:
             close = nearest(kind, list(KEYWORDS))
             notes = [f"did you mean {close}?"] if close else [f"sources: {', '.join(KEYWORDS)}"]
-            raise Error("E-NAME-001", f"defloader {name}: no source {kind or form.span.text[:20]}", form.span, notes=notes)
+            raise Error("E-NAME-001", f"defloader {name}: no source {kind or form.span.written[:20]}", form.span, notes=notes)
         positional, keywords = split_keywords(form, form.items[1:], kind)
         for key in keywords:
             if key not in KEYWORDS[kind]:

@@ -87,7 +87,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.errors: list[Error] = []
-        self._reported: set[tuple[str, str, int]] = set()
+        self._reported: set[tuple[Any, ...]] = set()
         self.graph = Graph("definitions")
         self.scope: Scope | None = None
         self.context = Context()
@@ -127,8 +127,9 @@ class Machine:
 
     def report(self, error: Error) -> Value:
         """Keeps an error whose place is complete; gives poison."""
-        source = (error.span.source.name, error.span.start) if error.span is not None else ("", len(self.errors))
-        key = (error.code, *source)
+        span = error.span
+        place = ("", len(self.errors)) if span is None else (span.source.name, span.start)
+        key = (error.code, *place, span and span.template and span.template.start)
         if key not in self._reported:
             self._reported.add(key)
             self.errors.append(error)

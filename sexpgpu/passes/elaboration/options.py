@@ -72,6 +72,8 @@ class Options:
                 self.machine.report(unknown_run_key(item.name, item))
         self.keys = {key: form for key, form in keywords.items() if key in RUN_KEYS}
         self._replace(program)
+        expanded = loaders.compiler.expanded
+        self.keys = {key: self.guarded(lambda f=form: expanded(f), form) for key, form in self.keys.items()}  # type: ignore[misc]
 
     def _replace(self, program: Program) -> None:
         for key, override in program.run_overrides.items():
@@ -152,7 +154,7 @@ class Options:
         if made not in known:
             close = nearest(made, known) if made else None
             notes = [f"did you mean {close}?"] if close else []
-            shown = made or form.span.text[:20]
+            shown = made or form.span.written[:20]
             raise Error("E-RUN-007", f"{what} is one of {', '.join(known)}, not {shown}", form.span, notes=notes)
         return made
 

@@ -49,7 +49,7 @@ Slots = int | tuple["Slots", ...]
 
 def _bind_pattern(pattern: Pattern, layout: Layout) -> Slots:
     if isinstance(pattern, Symbol):
-        return layout.bind(pattern.name)
+        return layout.bind(pattern.variable)
     return tuple([_bind_pattern(part, layout) for part in pattern])
 
 
@@ -159,7 +159,7 @@ def _cond(compiler: Compiler, form: Listing, layout: Layout) -> Code:
             raise malformed(clause, "cond: a clause is (COND BODY…)", shape.usage)
         first = clause.items[0]
         body = compiler.body(clause.items[1:], layout.child())
-        if isinstance(first, Symbol) and first.name == "else" and "else" not in layout.names:
+        if isinstance(first, Symbol) and first.name == "else" and first.variable not in layout.names:
             if k != len(clauses) - 1:
                 raise malformed(clause, "cond: else is the last clause", shape.usage)
             code = body
@@ -204,23 +204,23 @@ def _repeat(compiler: Compiler, form: Listing, layout: Layout) -> Code:
     count = compiler.code(counter.items[1], layout)
     starts = [compiler.code(expression, layout) for _, expression in bindings]
     inner = layout.child()
-    index = inner.bind(counter.items[0].name)
-    slots = [inner.bind(name) for name, _ in bindings]
+    index = inner.bind(counter.items[0].variable)
+    slots = [inner.bind(name.variable) for name, _ in bindings]
     body = compiler.body(matched.parts["BODY"], inner)
     loop = _Loop(compiler.machine, counter.items[0].name, index, slots, body, form.span, counter.items[1].span)
     return lambda frame: loop.run(frame, count(frame), [start(frame) for start in starts])
 
 
-def _carried(form: Form, usage: str) -> list[tuple[str, Form]]:
+def _carried(form: Form, usage: str) -> list[tuple[Symbol, Form]]:
     """`(X INIT)` or `((X INIT) (Y INIT)…)`."""
     assert isinstance(form, Listing)
     several = bool(form.items) and all(isinstance(item, Listing) and len(item.items) == 2 for item in form.items)
-    made: list[tuple[str, Form]] = []
+    made: list[tuple[Symbol, Form]] = []
     for item in form.items if several else (form,):
         assert isinstance(item, Listing)
         if len(item.items) != 2 or not isinstance(item.items[0], Symbol):
             raise malformed(item, "repeat: a carried value is (X INIT)", usage)
-        made.append((item.items[0].name, item.items[1]))
+        made.append((item.items[0], item.items[1]))
     return made
 
 
@@ -279,13 +279,14 @@ def assertion(compiler: Compiler, form: Listing, layout: Layout) -> Code:
     test_form = matched.one("COND")
     test = compiler.code(test_form, layout)
     text = matched.one('"message"')
-    values = [(part.span.text, compiler.code(part, layout)) for part in matched.parts["VALUE"]]
+    values = [(part.span.written, compiler.code(part, layout)) for part in matched.parts["VALUE"]]
     machine, message = compiler.machine, getattr(text, "value", "")
     # The prelude's own assertions are about shapes; the user's show the values of a comparison's sides, too.
     code_name = "E-SHAPE-001" if layout.prelude else "E-ASSERT-001"
     if isinstance(test_form, Listing) and not layout.prelude:
-        sides = [p for p in test_form.items[1:] if isinstance(p, (Symbol, Listing))]
-        values += [(p.span.text, compiler.code(p, layout)) for p in sides if p.span.text not in dict(values)]
+        # Sides with lists in them are not compiled a second time: nested assertions would double at every level.
+        sides = [p for p in test_form.items[1:] if isinstance(p, Symbol) or (isinstance(p, Listing) and _is_flat(p))]
+        values += [(p.span.written, compiler.code(p, layout)) for p in sides if p.span.written not in dict(values)]
 
     def run(frame: Frame) -> Value:
         value = condition(machine, test(frame), test_form.span)
@@ -302,12 +303,16 @@ def assertion(compiler: Compiler, form: Listing, layout: Layout) -> Code:
     return run
 
 
+def _is_flat(form: Listing) -> bool:
+    return not any(isinstance(item, Listing) for item in form.items)
+
+
 def _state(compiler: Compiler, form: Listing, layout: Layout) -> Code:
     """`(state NAME INIT)`: NAME is bound in the forms that follow."""
     matched = take_apart(form, SPECIAL_FORMS["state"])
     name = matched.name()
     start = compiler.code(matched.one("INIT"), layout)
-    slot, machine = layout.bind(name), compiler.machine
+    slot, machine = layout.bind(matched.symbol().variable), compiler.machine
 
     def run(frame: Frame) -> Value:
         value = start(frame)
@@ -327,7 +332,7 @@ def _update(compiler: Compiler, form: Listing, layout: Layout) -> Code:
     matched = take_apart(form, SPECIAL_FORMS["update"])
     name = matched.name()
     value_code, machine = compiler.code(matched.one("VALUE"), layout), compiler.machine
-    if name not in layout.names:
+    if matched.symbol().variable not in layout.names:
         raise Error("E-NAME-001", f"update: no state {name}", matched.one("NAME").span)
 
     def run(frame: Frame) -> Value:
@@ -343,7 +348,12 @@ def _update(compiler: Compiler, form: Listing, layout: Layout) -> Code:
     return run
 
 
+def _begin(compiler: Compiler, form: Listing, layout: Layout) -> Code:
+    return compiler.body(take_apart(form, SPECIAL_FORMS["begin"]).parts["BODY"], layout)
+
+
 SPECIAL: Mapping[str, Any] = {
+    "begin": _begin,
     "fn": _fn,
     "let": _let,
     "let*": _let,
