@@ -91,7 +91,7 @@ CATALOGUE: dict[str, Entry] = _table(
     Entry(
         "E-NAME-002",
         "name defined twice",
-        "two top-level definitions have the same name",
+        "two top-level definitions have the same name, or one form binds a name twice",
         "rename one",
         "(def a 1) (def a 2)",
     ),

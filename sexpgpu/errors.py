@@ -106,7 +106,12 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
     """The known name that a misspelt one most likely means, or None."""
     import difflib
 
-    # Letters in another order are the commonest slip, and the measure of closeness rates it low.
+    # Another case or dash, and letters in another order, are the commonest slips, and the measure rates them low.
+    same = [other for other in known if other != name and _plain(other) == _plain(name)]
     swapped = [other for other in known if other != name and sorted(other) == sorted(name)]
-    found = swapped or difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    found = same or swapped or difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-")

@@ -267,6 +267,14 @@ def test_check_warns_of_a_table_that_is_smaller_than_the_vocabulary(sexpgpu_comm
     assert "warning" not in sexpgpu_command("check", "small.sexp")[1]
 
 
+def test_check_says_which_names_of_the_prelude_a_file_replaces(sexpgpu_command: Any, here: Path) -> None:
+    (here / "own.sexp").write_text(f"(defun gelu (x) x)\n(defun exp (x) x)\n(def mine 1)\n{FILE}")
+    out = sexpgpu_command("check", "own.sexp")[1]
+    assert "warning: own.sexp:1:8: gelu replaces the prelude's in your files" in out
+    assert "warning: own.sexp:2:8: exp replaces the prelude's in your files" in out
+    assert out.count("warning") == 2
+
+
 def test_the_experiment_in_the_readme_is_whole(sexpgpu_command: Any, here: Path) -> None:
     text = (Path(__file__).parent.parent / "README.md").read_text()
     (here / "readme.sexp").write_text(text.split("```lisp\n")[1].split("```")[0])

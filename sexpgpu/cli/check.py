@@ -14,6 +14,7 @@ from sexpgpu.device import Device, choose, open_device
 from sexpgpu.errors import Diagnostics, Error
 from sexpgpu.ir.graph import Node
 from sexpgpu.lang.program import Program
+from sexpgpu.passes.elaboration.operations import BUILTINS, CONSTANTS, DYNAMIC
 from sexpgpu.passes.experiment import Experiment
 from sexpgpu.settings import Settings
 from sexpgpu.train.cost import Cost, step_cost, too_large_for_cpu
@@ -87,7 +88,9 @@ def _card_report(session: Session) -> CardReport | None:
 
 def warnings(program: Program, experiment: Experiment) -> list[str]:
     """What is allowed and perhaps not meant."""
-    lines = [f"warning: {name} replaces the prelude's in your files" for name in program.shadowed]
+    known = {*program.prelude, *BUILTINS, *CONSTANTS, *DYNAMIC}
+    shadowed = [d for name, d in program.definitions.items() if name in known]
+    lines = [f"warning: {d.matched.symbol().span.place}: {d.name} replaces the prelude's in your files" for d in shadowed]
     lines += [f"warning: {words}" for words in experiment.warnings]
     lines += small_tables(experiment)
     return ["\n".join(lines)] if lines else []

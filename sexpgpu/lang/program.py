@@ -11,6 +11,7 @@ from sexpgpu.errors import Diagnostics, Error, nearest
 from sexpgpu.ir.building import uncollected
 from sexpgpu.lang.expand import Expansion, expand
 from sexpgpu.lang.expansion import Expander
+from sexpgpu.lang.foreign import suggestions
 from sexpgpu.lang.forms import Form, Keyword, Listing, Symbol, Text
 from sexpgpu.lang.grammar import (
     DEFINITIONS,
@@ -28,6 +29,8 @@ from sexpgpu.lang.reader import load_source, read
 from sexpgpu.source import Source, command_line_span
 
 PRELUDE_FOLDER = Path(__file__).parent / "prelude"
+# Where and how a program runs is no part of the experiment.
+RUNTIME_SETTINGS = ("device", "parallel", "devices", "allow-tf32", "deterministic", "timings", "keep-values")
 # Kinds of definitions that can be called, in the words of messages.
 FUNCTION_KINDS = {"un": "function", "layer": "layer", "region": "region", "optimizer": "optimizer"}
 
@@ -80,11 +83,6 @@ class Program:
 
     def of_kind(self, kind: str) -> list[Definition]:
         return [d for d in self.definitions.values() if d.kind == kind]
-
-    @property
-    def shadowed(self) -> list[str]:
-        """The prelude names that the user's files define again."""
-        return [name for name in self.definitions if name in self.prelude]
 
 
 def load_program(
@@ -205,8 +203,8 @@ class _Collected:
         if head == "include":
             raise Error("E-SYN-004", "an include stands in a file, no macro makes one", form.span)
         known = [name for name in DEFINITIONS if name != "defregion"]
-        close = nearest(head, [*known, *TOP_FORMS, *self.macros]) if head else None
-        notes = [f"did you mean {close}?"] if close else [f"definitions are {', '.join(known)}"]
+        notes = suggestions(head, [*known, *TOP_FORMS, *self.macros]) if head else []
+        notes = notes or [f"definitions are {', '.join(known)}"]
         if head not in self.broken:
             raise Error("E-SYN-004", f"{head or 'this'} is no definition", form.span, notes=notes)
 
@@ -240,6 +238,9 @@ class _Overrides:
         for definition in self.definitions.values():
             if definition.kind == "variant":
                 self._guard(self._variant, definition, False)
+            elif definition.kind == "sweep":
+                for item in definition.matched.parts["(HYPER [V1 V2 …])"]:
+                    self._guard(self._sweep_axis, item)
         for name in chosen:
             self._guard(self._chosen, name)
         for text in sets:
@@ -275,6 +276,26 @@ class _Overrides:
                 self._guard(self._no_hyper, name, item.items[0])
             elif apply:
                 self.hypers.setdefault(name, []).append(Override(item.items[1], f"variant {definition.name}"))
+
+    def _sweep_axis(self, item: Form) -> None:
+        """`(HYPER [V1 V2 …])` or `(run.KEY [V1 V2 …])`, checked."""
+        usage = DEFINITIONS["defsweep"].usage
+        assert isinstance(item, Listing)
+        if len(item.items) != 2 or not isinstance(item.items[0], Symbol):
+            raise malformed(item, "defsweep: an axis is (HYPER [V1 V2 …])", usage)
+        at, values = item.items
+        assert isinstance(at, Symbol)
+        if not isinstance(values, Listing) or not values.items:
+            raise malformed(values, "defsweep: the values are a list, as in [1 2]", usage)
+        key = at.name.removeprefix("run.")
+        if key in RUNTIME_SETTINGS and self._hyper(at.name) is None:
+            notes = ["give it on the command line: a sweep is of hyperparameters and options of the run"]
+            raise Error("E-RUN-007", f"{key} is a setting of the runtime, which is not swept", at.span, notes=notes)
+        if at.name.startswith("run."):
+            if key not in RUN_KEYS:
+                raise unknown_run_key(key, at)
+        elif self._hyper(at.name) is None:
+            self._no_hyper(at.name, at)
 
     def _run_options(self, item: Listing, variant: str, apply: bool) -> None:
         positional, keywords = split_keywords(item, item.items[1:], "run")

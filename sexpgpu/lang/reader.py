@@ -39,6 +39,7 @@ _TOKEN = re.compile(
 )
 _OPEN, _CLOSE, _NAME, _ATOM, _STRING, _BLOCK, _DATUM, _WRONG = range(1, 9)
 _BLOCK_SIGN = re.compile(r"#\||\|#")
+_CLOSING_RUN = re.compile(r"[)\]\s]+")
 _CLOSES = {"(": ")", "[": "]"}
 _ADVICE = {
     "#": "`#|` and `#;` are comments; the booleans are true and false",
@@ -222,10 +223,16 @@ class _Reader:
             opened = f"opened at {self.span(self.open[-1][0], at).place}"
             message = f"`{bracket}` is closed by `{closing}`"
             self.problem("E-READ-001", message, at, at + 1, opened, f"write `{_CLOSES[bracket]}`")
-            # Where it would close the list around, the inner list's bracket was forgotten: this closes both.
-            if len(self.open) > 1 and _CLOSES[text[self.open[-2][0]]] == closing:
+            # Where it would close the list around, the inner list's bracket was forgotten, and this closes both; not so
+            # where as many brackets follow as lists are open.
+            if len(self.open) > 1 and _CLOSES[text[self.open[-2][0]]] == closing and self._closing_run(at) < len(self.open):
                 self._put(self._made(at))
         return self._made(at + 1)
+
+    def _closing_run(self, at: int) -> int:
+        """How many closing brackets follow each other from a place on."""
+        found = _CLOSING_RUN.match(self.source.text, at)
+        return len("".join(found.group().split())) if found else 0
 
     def _made(self, end: int) -> Listing:
         """The innermost list, ended."""

@@ -20,13 +20,22 @@
 
 (defun integer? (x) (or (= (dtype x) i32) (= (dtype x) i64) (= (dtype x) u8) (= (dtype x) u32)))
 
+; A [n 1] beside an [n] would broadcast to [n n] and train on pairs that do not belong together.
+(defun alike (a b) (or (= (shape a) (shape b)) (= (rank a) 0) (= (rank b) 0)))
+
 (defun binary-cross-entropy (logits targets)
+  (assert (alike logits targets) "binary-cross-entropy: a loss does not broadcast, the shapes differ" logits targets)
   (+ (- (maximum logits 0) (* logits targets)) (log1p (exp (neg (abs logits))))))
 
-(defun mse (a b) (square (- a b)))
+(defun mse (a b)
+  (assert (alike a b) "mse: a loss does not broadcast, the shapes differ" a b)
+  (square (- a b)))
 
 (defun huber (a b &key (delta 1.0))
+  (assert (alike a b) "huber: a loss does not broadcast, the shapes differ" a b)
   (let ((e (abs (- a b))))
     (where (<= e delta) (* 0.5 (square e)) (* delta (- e (* 0.5 delta))))))
 
-(defun kl-divergence (log-p log-q) (sum (* (exp log-p) (- log-p log-q)) :axis -1))
+(defun kl-divergence (log-p log-q)
+  (assert (= (shape log-p) (shape log-q)) "kl-divergence: a loss does not broadcast, the shapes differ" log-p log-q)
+  (sum (* (exp log-p) (- log-p log-q)) :axis -1))

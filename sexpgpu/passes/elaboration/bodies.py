@@ -54,6 +54,13 @@ def mapped(change: Callable[[Node], Node], value: Value) -> Value:
     return value
 
 
+def replaced(value: Value, old: Value, new: Value) -> Value:
+    """The value with one that it is, or that stands in its lists, changed for another."""
+    if value is old:
+        return new
+    return tuple([replaced(part, old, new) for part in value]) if type(value) is tuple else value
+
+
 def tensors(value: Value) -> Iterator[Node]:
     if isinstance(value, Node):
         yield value

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sexpgpu.errors import Error, nearest
+from sexpgpu.errors import Error
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.lang.expansion import Expander
+from sexpgpu.lang.foreign import suggestions
 from sexpgpu.lang.forms import Constant, Form, Keyword, Listing, Number, Symbol, Text
 from sexpgpu.lang.grammar import DEFINITIONS, SPECIAL_FORMS, parameters_of
 from sexpgpu.lang.program import FUNCTION_KINDS, Definition, Program
@@ -222,8 +223,7 @@ class Compiler:
         if form.mark and name in around:
             notes = [f"a template sees no variables around the macro's call: give it {name} as an argument"]
             return Error("E-NAME-001", f"unknown name {name}", form.span, notes=notes)
-        close = nearest(name, self.visible(layout if form.mark == 0 else Layout(layout.prelude)))
-        notes = [f"did you mean {close}?"] if close else []
+        notes = suggestions(name, self.visible(layout if form.mark == 0 else Layout(layout.prelude)))
         return Error("E-NAME-001", f"unknown name {name}", form.span, notes=notes)
 
     def visible(self, layout: Layout) -> list[str]:

@@ -20,7 +20,7 @@ from sexpgpu.passes.elaboration.lowering import (
 )
 from sexpgpu.passes.elaboration.machine import Machine
 from sexpgpu.passes.elaboration.table import row
-from sexpgpu.passes.elaboration.values import Builtin, Problem, Scalar, Value, describe, fold, is_number
+from sexpgpu.passes.elaboration.values import Builtin, ListGiven, Problem, Scalar, Value, describe, fold, is_number
 
 
 def _pointwise(name: str, op: str) -> Callable[..., Value]:
@@ -113,6 +113,8 @@ def _where(m: Machine, condition: Value, a: Value, b: Value) -> Value:
     condition = fold(condition)
     if isinstance(condition, bool):
         return a if condition else b
+    if isinstance(condition, tuple):
+        raise ListGiven(condition, "where", "a bool tensor")
     if not isinstance(condition, Node) or condition.dtype != "bool":
         raise Problem("E-TYPE-001", f"where: the condition is a bool tensor, not {describe(condition)}")
     sides = [v for v in (a, b) if isinstance(v, Node)]
@@ -136,6 +138,8 @@ def _with_condition(m: Machine, condition: Node, a: Value, b: Value, dtype: Any)
 
 def _cast(m: Machine, x: Value, dtype: Value) -> Value:
     target = values.dtype(dtype, "cast")
+    if isinstance(x, tuple):
+        raise ListGiven(x, "cast", "a tensor or a number")
     if isinstance(x, Node):
         return cast(x, target)
     if isinstance(x, Scalar):

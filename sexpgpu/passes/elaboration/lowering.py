@@ -9,7 +9,7 @@ from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.host import FUNCTIONS
 from sexpgpu.ir.types import FLOATS, INTEGERS, Dtype, TensorType, promote
 from sexpgpu.passes.elaboration.numbers import number_operation
-from sexpgpu.passes.elaboration.values import Labels, Problem, Scalar, Value, describe, is_number, plain
+from sexpgpu.passes.elaboration.values import Labels, ListGiven, Problem, Scalar, Value, describe, is_number, plain
 
 RANGES = {"i32": (-(1 << 31), (1 << 31) - 1), "i64": (-(1 << 63), (1 << 63) - 1), "u8": (0, 255), "u32": (0, (1 << 32) - 1)}
 # Operations that compute in floats: integers are cast to f32 first.
@@ -20,6 +20,8 @@ _ON_BOOLS = frozenset(
     ("logical_and", "logical_or", "logical_not", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum", "stop_gradient")
 )
 _LOGICAL = frozenset(("logical_and", "logical_or", "logical_not"))
+# The most numbers of a list that becomes a tensor: each is written into the kernels.
+MAXIMUM_LIST = 4_096
 # These leave integers as they are.
 _ROUNDING = frozenset(("floor", "ceil", "round"))
 
@@ -88,6 +90,8 @@ def fill(graph: Graph, value: Value, dtype: Dtype, shape: tuple[int, ...], name:
     if isinstance(value, Scalar):
         host = graph.add("host", (), {"expression": value.expression})
         return broadcast(cast(host, dtype), shape)
+    if isinstance(value, tuple):
+        raise ListGiven(value, name, "tensors and numbers")
     if dtype == "bool":
         if not isinstance(value, bool):
             raise Problem("E-TYPE-001", f"{name}: true or false is needed beside a bool tensor, not {describe(value)}")
@@ -111,6 +115,28 @@ def as_tensor(graph: Graph, value: Value, name: str, dtype: Dtype | None = None)
     if dtype is None:
         dtype = "bool" if isinstance(value, bool) else "i32" if isinstance(value, int) else "f32"
     return fill(graph, value, dtype, (), name)
+
+
+def tensor_of_list(graph: Graph, value: Value, name: str) -> Node | None:
+    """A list of numbers, or of equally long lists of them, as a tensor; None for any other list."""
+    shape: list[int] = []
+    items = [value]
+    while items and all([isinstance(item, tuple) for item in items]):
+        if len({len(item) for item in items}) > 1:
+            return None
+        shape.append(len(items[0]))
+        items = [part for item in items for part in item]
+    if not items or not all([is_number(item) or isinstance(item, (bool, Scalar)) for item in items]):
+        return None
+    if len(items) > MAXIMUM_LIST:
+        message = f"{name}: a list of {len(items):,} numbers, at most {MAXIMUM_LIST:,} become a tensor"
+        raise Problem("E-TYPE-001", message, notes=["read them as data, with a loader"])
+    kinds = {bool: "bool", int: "i32"}
+    dtypes = {next((d for t, d in kinds.items() if isinstance(item, t)), "f32") for item in items}
+    dtype: Dtype = "f32" if "f32" in dtypes else "i32" if "i32" in dtypes else "bool"
+    nodes = [graph.add("reshape", (fill(graph, item, dtype, (), name),), {"shape": (1,)}) for item in items]
+    joined = nodes[0] if len(nodes) == 1 else graph.add("concat", nodes, {"axis": 0})
+    return joined if len(shape) == 1 else graph.add("reshape", (joined,), {"shape": tuple(shape)})
 
 
 def fitting(graph: Graph, value: Value, shape: tuple[int, ...], what: str) -> Node:
@@ -159,6 +185,8 @@ def scalar_operation(graph: Graph, name: str, op: str, values: Sequence[Value]) 
         return number_operation(name, op, values)
     parts = []
     for value in values:
+        if isinstance(value, tuple):
+            raise ListGiven(value, name, "tensors and numbers")
         if not (isinstance(value, (Scalar, bool)) or is_number(value)):
             raise Problem("E-TYPE-001", f"{name} takes numbers, not {describe(value)}")
         parts.append(value.expression if isinstance(value, Scalar) else ("number", _host_number(value)))

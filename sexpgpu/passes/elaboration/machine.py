@@ -10,7 +10,8 @@ from sexpgpu.errors import Error
 from sexpgpu.ir.graph import Graph, Node, Origin
 from sexpgpu.loaderspec import Header
 from sexpgpu.ops.record import TypeMismatch
-from sexpgpu.passes.elaboration.bodies import Body, inside
+from sexpgpu.passes.elaboration.bodies import Body, inside, replaced
+from sexpgpu.passes.elaboration.lowering import tensor_of_list
 from sexpgpu.passes.elaboration.scope import Parameters, Scope
 from sexpgpu.passes.elaboration.values import (
     MISSING,
@@ -19,6 +20,7 @@ from sexpgpu.passes.elaboration.values import (
     Closure,
     Frame,
     Function,
+    ListGiven,
     Problem,
     UnknownKeyword,
     Value,
@@ -188,7 +190,7 @@ class Machine:
             arguments = inside(graph, arguments)
         try:
             with graph.at(self.origin(span)):
-                made = called.run(self, *arguments)
+                made = self._run(called, arguments)
                 if not span.source.prelude:
                     mark_results(self.graph, called.name, made)
                 return made
@@ -197,6 +199,17 @@ class Machine:
             if suggest is not None:
                 suggest(texts, [v.tensor.rank if isinstance(v, Node) else -1 for v in written])
             return self.problem(problem, span, operands_label(texts, written))
+
+    def _run(self, called: Builtin, arguments: Sequence[Value]) -> Value:
+        """Where the operation wants a tensor and gets a list of numbers, it gets them as a tensor."""
+        while True:
+            try:
+                return called.run(self, *arguments)
+            except ListGiven as problem:
+                made = tensor_of_list(self.graph, problem.value, called.name)
+                if made is None:
+                    raise
+                arguments = [replaced(argument, problem.value, made) for argument in arguments]
 
     def call(self, called: Value, arguments: Sequence[Value], span: Span, keywords: Sequence[str] = ()) -> Value:
         """A call of any value; the last arguments are those of the keywords."""

@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sexpgpu.ir.host import FUNCTIONS
-from sexpgpu.passes.elaboration.values import Problem, Value, describe, is_number, plain, quotient
+from sexpgpu.passes.elaboration.values import (
+    ListGiven,
+    Problem,
+    Quotient,
+    Value,
+    describe,
+    is_number,
+    plain,
+    quotient,
+)
 
 _LIMIT = 1 << 63
 # A power of integers beyond this many bits is not computed at all.
@@ -133,11 +142,25 @@ def number_operation(name: str, op: str, values: Sequence[Value]) -> Value:
     if op == "stop_gradient":
         return values[0]
     for value in values:
+        if isinstance(value, tuple):
+            raise ListGiven(value, name, "tensors and numbers")
         if not is_number(value):
             raise Problem("E-TYPE-001", f"{name} takes numbers, not {describe(value)}")
     made = NUMBERS[op](*[v if isinstance(v, int) else plain(v) for v in values])
     if isinstance(made, int) and not isinstance(made, bool) and abs(made) >= _LIMIT:
         raise Problem("E-TYPE-001", f"{name}: {made:.4g} does not fit in 64 bits" if made < 1e300 else f"{name}: overflow")
+    if isinstance(made, float) and not isinstance(made, Quotient):
+        return _made_of(made, values)
+    return made
+
+
+def _made_of(made: float, values: Sequence[Value]) -> float:
+    """The float, which remembers the division that one of its operands was."""
+    for value in values:
+        if isinstance(value, Quotient):
+            kept = Quotient(made)
+            kept.operands = value.operands
+            return kept
     return made
 
 

@@ -16,11 +16,13 @@ from sexpgpu.passes.elaboration.values import (
     Builtin,
     Labels,
     Problem,
+    Scalar,
     Value,
     Values,
     describe,
     fold,
     integer,
+    is_number,
     labelled,
     number,
     tensor,
@@ -321,7 +323,14 @@ def _cumsum(m: Machine, x: Value, axis: Value) -> Node:
     return m.graph.add("cumsum", (node,), {"axis": values.axis(axis, node.tensor.rank, "cumsum")})
 
 
+def _is_scalar(x: Value) -> bool:
+    """A plain number: no axes."""
+    return is_number(x) or isinstance(x, (bool, Scalar))
+
+
 def _shape(m: Machine, x: Value) -> tuple[int, ...]:
+    if _is_scalar(x):
+        return ()
     t = tensor(x, "shape").tensor
     return tuple([labelled(n, t.label(i)) for i, n in enumerate(t.shape)])
 
@@ -372,7 +381,7 @@ def rows() -> list[Builtin]:
         row("(top-k X K :axis -1)", _top_k, "The K largest values, descending, and their indices."),
         row("(cumsum X :axis -1)", _cumsum, "The running sum along an axis."),
         row("(shape X)", _shape, "The list of a tensor's sizes."),
-        row("(rank X)", lambda m, x: tensor(x, "rank").tensor.rank, "How many axes a tensor has."),
+        row("(rank X)", lambda m, x: 0 if _is_scalar(x) else tensor(x, "rank").tensor.rank, "How many axes a tensor has."),
         row("(dim X I)", _dim, "The size of a tensor's axis I."),
         row("(size X :axis nil)", _count, "How many elements a tensor has along axes (default all)."),
         row("(dtype X)", _dtype, "A tensor's dtype."),

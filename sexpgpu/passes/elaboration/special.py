@@ -64,13 +64,32 @@ def _store(machine: Machine, frame: Frame, slots: Slots, value: Value, span: Spa
         _store(machine, frame, part, POISON if value is POISON else value[k], span)
 
 
+def _each_once(patterns: Sequence[Pattern], head: str) -> None:
+    """A name that one form binds twice is E-NAME-002; `_` is for what is not wanted."""
+    seen: set[str] = set()
+    left = list(reversed(patterns))
+    while left:
+        pattern = left.pop()
+        if isinstance(pattern, tuple):
+            left += reversed(pattern)
+        elif pattern.variable in seen and pattern.name != "_":
+            notes = ["`let*` binds one after the other"] if head == "let" else []
+            raise Error("E-NAME-002", f"{head}: {pattern.name} is bound twice", pattern.span, notes=notes)
+        else:
+            seen.add(pattern.variable)
+
+
 def _let(compiler: Compiler, form: Listing, layout: Layout) -> Code:
     """`let`: all values in the outer names; `let*`: each value sees the names before it."""
     head = form.head or "let"
     matched = take_apart(form, SPECIAL_FORMS[head])
     inner = layout.child()
     made: list[tuple[Code, Slots, Span]] = []
-    for pattern, expression in bindings_of(matched.one("((N E)…)"), head):
+    bindings = bindings_of(matched.one("((N E)…)"), head)
+    if head == "let":
+        _each_once([pattern for pattern, _ in bindings], head)
+    for pattern, expression in bindings:
+        _each_once([pattern], head)
         code = compiler.code(expression, inner if head == "let*" else layout)
         # A slot is new, so that a later value of a plain `let` still sees the outer variable.
         made.append((code, _bind_pattern(pattern, inner), expression.span))
@@ -201,6 +220,7 @@ def _repeat(compiler: Compiler, form: Listing, layout: Layout) -> Code:
     if len(counter.items) != 2 or not isinstance(counter.items[0], Symbol):
         raise malformed(counter, "repeat: the count is (I N)", shape.usage)
     bindings = _carried(matched.one("(X INIT)"), shape.usage)
+    _each_once([counter.items[0], *(name for name, _ in bindings)], "repeat")
     count = compiler.code(counter.items[1], layout)
     starts = [compiler.code(expression, layout) for _, expression in bindings]
     inner = layout.child()

@@ -48,6 +48,14 @@ class Problem(TypeMismatch):
         self.notes = list(notes)
 
 
+class ListGiven(Problem):
+    """A list where a tensor is needed: one of numbers becomes a tensor."""
+
+    def __init__(self, value: Value, what: str, takes: str) -> None:
+        super().__init__("E-TYPE-001", f"{what} takes {takes}, not {describe(value)}")
+        self.value = value
+
+
 class Labelled(int):
     """An integer that knows which hyper or axis it came from; arithmetic gives plain integers."""
 
@@ -63,7 +71,7 @@ def labelled(value: int, label: str | None) -> int:
 
 
 class Quotient(float):
-    """The float of an integer division that is not exact; a message about it shows both integers."""
+    """The float of an integer division that is not exact, or made of one; a message about it shows both integers."""
 
     operands: tuple[int, int]
 
@@ -231,7 +239,8 @@ def fold(value: Value) -> Value:
 def number_text(value: float) -> str:
     """A number for a message: a quotient with the integers that it is of."""
     if isinstance(value, Quotient):
-        return f"{value.operands[0]} / {value.operands[1]} = {float(value):.4g}"
+        a, b = value.operands
+        return f"{a} / {b} = {float(value):.4g}" if value == a / b else f"{float(value):.4g}, made of {a} / {b} = {a / b:.4g}"
     return str(plain(value))
 
 
@@ -282,6 +291,8 @@ def shape(value: Value, what: str) -> tuple[tuple[int, ...], Labels]:
 
 
 def tensor(value: Value, what: str) -> Node:
+    if isinstance(value, tuple):
+        raise ListGiven(value, what, "a tensor")
     if not isinstance(value, Node):
         raise Problem("E-TYPE-001", f"{what} takes a tensor, not {describe(value)}")
     return value
