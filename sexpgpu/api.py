@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from sexpgpu.passes import experiment as elaborated
 from sexpgpu.passes.pipeline import training_graph
 from sexpgpu.settings import Settings
 from sexpgpu.train.feed import REAL, GivenBatches, fitting
+from sexpgpu.train.inherit import Reading, begun, inherited, located
 from sexpgpu.train.launch import run
 from sexpgpu.train.metrics import Record, read_metrics
-from sexpgpu.train.model import Model, initial_parameters
+from sexpgpu.train.model import Model
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.request import Request, early_settings, final_settings, read_experiment
 from sexpgpu.train.scaling import LossScale
@@ -79,8 +80,10 @@ class Experiment:
         return self.elaborated.name
 
     def init(self, seed: int | None = None) -> dict[str, NDArray[np.float32]]:
-        """The initial parameters and buffers, {name: float32 array}; by default with the run's seed."""
-        return dict(initial_parameters(self.elaborated, self.elaborated.options.seed if seed is None else seed))
+        """The initial parameters and buffers, {name: float32 array}; by default with the run's seed. What `:init` says
+        begins as there."""
+        settings = final_settings(self._asking({"seed": seed}), self.elaborated)
+        return dict(begun(self.elaborated, settings.seed, settings.threads, given_by_init(self.elaborated, settings)))
 
     def train(
         self,
@@ -129,6 +132,14 @@ def open_untimed(settings: Settings) -> Device:
     return open_device(choose(settings), replace(settings, timings=False))
 
 
+def given_by_init(experiment: elaborated.Experiment, settings: Settings) -> Mapping[str, Reading]:
+    """The values that the run's `:init` gives."""
+    init = experiment.options.init
+    if init is None:
+        return {}
+    return inherited(experiment, init, located(init, settings.out, lambda line: None)).taken
+
+
 class Trainer:
     """A run that is ready for its first step, and then for each next one, with the initial values of its seed.
 
@@ -140,9 +151,9 @@ class Trainer:
     ) -> None:
         device = open_untimed(settings)
         self._session = prepare(experiment, settings, device, batches=batches)
-        given = self._fitting(parameters)
-        drawn = initial_parameters(experiment, settings.seed, settings.threads, set(given), device.normals)
-        self._session.model.start(chain(drawn, given.items()))
+        given = dict(given_by_init(experiment, settings))
+        given |= {name: partial(np.asarray, value) for name, value in self._fitting(parameters).items()}
+        self._session.model.start(begun(experiment, settings.seed, settings.threads, given, device.normals))
         self.steps_done = 0
 
     def step(self) -> StepResult:

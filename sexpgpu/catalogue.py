@@ -136,7 +136,7 @@ CATALOGUE: dict[str, Entry] = _table(
         "E-NAME-008",
         "not an initializer",
         "what stands in an initializer's place is none, or wants its arguments",
-        "take one of (normal 0.02), (trunc-normal 0.02), (uniform -1 1), zeros, ones, (constant 3), (kaiming), (xavier), (orthogonal)",
+        "take one of (normal 0.02), (trunc-normal 0.02), (uniform -1 1), zeros, ones, (constant 3), (kaiming), (xavier), (orthogonal), (from-file \"x.safetensors\" \"key\")",
         _digits_run('(mean (* x (param "w" [64] normal)))'),
     ),
     Entry(
@@ -466,6 +466,12 @@ CATALOGUE: dict[str, Entry] = _table(
         "no checkpoint",
         "there is none where one was asked for",
         "name a run folder, a run's id or a checkpoint",
+    ),
+    Entry(
+        "E-CKPT-003",
+        "tensors that a run cannot begin with",
+        "`:init`, --init or `(from-file …)` finds no tensor of the name, none of the run's parameters, not all of them under :strict, or no floats",
+        "take the nearest name, or a :rename that gives the parameters' names",
     ),
     Entry(
         "E-NUM-001",

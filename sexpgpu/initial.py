@@ -28,11 +28,18 @@ BLOCK = 1 << 16
 
 
 class Initializer(msgspec.Struct, frozen=True):
-    """`(normal 0.02)` is Initializer("normal", (0.02,)); `convolution` says that the first axis is the output's."""
+    """`(normal 0.02)` is Initializer("normal", (0.02,)); `convolution` says that the first axis is the output's; `stored`
+    is (path, key) of `from-file`, which is read where files are read, not drawn here."""
 
     kind: str
     arguments: tuple[float, ...] = ()
     convolution: bool = False
+    stored: tuple[str, str] | None = None
+
+    def text(self) -> str:
+        """As the language writes it."""
+        words = [f"{a:g}" for a in self.arguments] or [f'"{part}"' for part in self.stored or ()]
+        return f"({' '.join([self.kind, *words])})" if words else self.kind
 
 
 class Fans(msgspec.Struct, frozen=True):

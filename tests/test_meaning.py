@@ -22,7 +22,7 @@ GRADIENT = 1e-7
 ELSEWHERE = {
     *"append fold length list map range str values".split(),  # lists, at elaboration
     *"dim dtype rank shape size vocab-size".split(),  # facts of tensors and loaders, at elaboration
-    *"param constant kaiming normal orthogonal trunc-normal uniform xavier".split(),  # initializers
+    *"param constant from-file kaiming normal orthogonal trunc-normal uniform xavier".split(),  # initializers
     *"random random-bernoulli random-normal random-uniform dropout".split(),  # draws
     *"batchnorm buffer real-rows update".split(),  # test_buffers.py
     *"decays? probe weighted".split(),  # what surrounds a value

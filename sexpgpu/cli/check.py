@@ -18,6 +18,7 @@ from sexpgpu.passes.elaboration.operations import BUILTINS, CONSTANTS, DYNAMIC
 from sexpgpu.passes.experiment import Experiment
 from sexpgpu.settings import Settings
 from sexpgpu.train.cost import Cost, step_cost, too_large_for_cpu
+from sexpgpu.train.inherit import asked_for, inherited, located
 from sexpgpu.train.launch import problems_of
 from sexpgpu.train.model import parameter_count
 from sexpgpu.train.progress import size_words
@@ -58,16 +59,30 @@ def _report(request: Request, early: Settings, device: Device, as_json: bool) ->
     cost = step_cost(session)
     how = how_to_try(request, program, session)
     on_card = _card_report(session)
+    begins = beginning(request, session)
     if as_json:
         return json_text(as_facts(session, cost, how) | (on_card.facts() if on_card else {}))
     parts = [
         f"{request.source}: no errors",
         *warnings(program, experiment),
         parameter_table(experiment),
+        *begins,
         cost_lines(session, cost),
     ]
     parts += [lowering_report(session), *([on_card.text()] if on_card else []), memory_lines(session), how]
     return "\n\n".join(parts)
+
+
+def beginning(request: Request, session: Session) -> list[str]:
+    """What `:init` gives, fitted to the parameters; that it is not there yet is no error before the run."""
+    init = asked_for(session.experiment, request.init)
+    if init is None:
+        return []
+    try:
+        path = located(init, session.settings.out, lambda line: None)
+    except Error as problem:
+        return ["\n".join([f"init: not there yet: {problem.message}", *problem.notes])]
+    return ["\n".join(inherited(session.experiment, init, path).lines())]
 
 
 def _planned_card(name: str, settings: Settings) -> Device:
@@ -121,13 +136,13 @@ def parameter_table(experiment: Experiment) -> str:
     """Name, shape, how many, first value, whether it decays and is trained."""
     rows: list[Sequence[str]] = [("parameter", "shape", "numbers", "starts", "")]
     for p in experiment.parameters:
-        law = " ".join([p.initializer.kind, *(f"{a:g}" for a in p.initializer.arguments)])
         marks = (
             "buffer"
             if p.buffer
             else " ".join(word for word, holds in (("decays", p.decay), ("not trained", not p.trainable)) if holds)
         )
-        rows.append((p.name, " ".join(map(str, p.shape)) or "scalar", f"{prod(p.shape):,}", law, marks))
+        shape, law = " ".join(map(str, p.shape)) or "scalar", p.initializer.text().strip("()")
+        rows.append((p.name, shape, f"{prod(p.shape):,}", law, marks))
     rows.append(("total", "", f"{parameter_count(experiment):,}", "", ""))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     return "\n".join(
@@ -162,6 +177,9 @@ def how_to_try(request: Request, program: Program, session: Session) -> str:
 
 
 def as_facts(session: Session, cost: Cost, how: str) -> dict[str, object]:
-    parameters = [{"name": p.name, "shape": list(p.shape), "decays": p.decay} for p in session.experiment.parameters]
+    parameters = [
+        {"name": p.name, "shape": list(p.shape), "decays": p.decay, "trained": p.trainable}
+        for p in session.experiment.parameters
+    ]
     memory = {**asdict(session.memory), "planned": session.memory.planned}
     return {"errors": [], "parameters": parameters, "step": asdict(cost), "memory": memory, "try": how}

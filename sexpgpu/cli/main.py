@@ -63,6 +63,7 @@ def file_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--out", metavar="DIR", help="The folder that run folders are made in.")
 @click.option("--name", metavar="NAME", help="The run's name, instead of its defrun's.")
 @click.option("--resume", metavar="latest|PATH", help="Go on from the newest checkpoint, or from a run or checkpoint.")
+@click.option("--init", metavar="RUN|PATH", help="Begin with the tensors of a run, a checkpoint or a .safetensors file.")
 @click.option("--keep-values", is_flag=True, default=None, help="One kernel a node, nothing fused, every value kept.")
 @click.option("--deterministic", is_flag=True, default=None, help="Nothing measured, stacking 1.")
 @click.option("--allow-tf32", is_flag=True, default=None, help="Round the operands of f32 products to tf32, on cuda.")
@@ -97,6 +98,7 @@ CARD_NAMES = ("a100", "l4", "h100", "h200", "b200")
 
 @commands.command()
 @file_options
+@click.option("--init", metavar="RUN|PATH", help="Begin with the tensors of a run, a checkpoint or a .safetensors file.")
 @click.option(
     "--card", type=click.Choice(CARD_NAMES), help="With --device cuda: as on such a card, which need not be here."
 )
@@ -161,7 +163,7 @@ def request_of(options: dict[str, Any], name: str | None, say: Callable[[str], N
     flags = {
         key.replace("_", "-"): value
         for key, value in options.items()
-        if key not in ("sets", "run", "allow_outside", "resume")
+        if key not in ("sets", "run", "allow_outside", "resume", "init")
     }
     return Request(
         file,
@@ -172,6 +174,7 @@ def request_of(options: dict[str, Any], name: str | None, say: Callable[[str], N
         name,
         options["allow_outside"],
         options.get("resume"),
+        options.get("init"),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -75,6 +76,21 @@ class Stop(msgspec.Struct, frozen=True):
     record: str
 
 
+class Init(msgspec.Struct, frozen=True):
+    """`(from RUN|PATH :rename (("old.*" "new.*")…) :strict false :raw false)`: the tensors that parameters begin with.
+
+    `source` is a run of the file (`run`), else a path relative to `base`, an id or its beginning, or `latest`. `strict`:
+    every parameter is there and everything is used. `raw`: the parameters of a run that has averages, not those."""
+
+    source: str
+    run: bool = False
+    base: Path = Path()
+    rename: tuple[tuple[str, str], ...] = ()
+    strict: bool = False
+    raw: bool = False
+    span: Span | None = None
+
+
 class RunOptions(msgspec.Struct, frozen=True):
     """A run's options, evaluated. Exactly one of `steps` and `epochs` is set, and at most one of `microbatches` (set
     where neither is given) and `global_batch`. `clip_grad_norm` may depend on the step. `short`: a batch of the training
@@ -96,6 +112,7 @@ class RunOptions(msgspec.Struct, frozen=True):
     sum_lanes: int | None
     seed: int
     short: bool = False
+    init: Init | None = None
 
 
 class Experiment(msgspec.Struct, frozen=True):

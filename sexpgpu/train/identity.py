@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 
+from msgspec.structs import replace
+
 from sexpgpu.ir.facts import text_of
 from sexpgpu.ir.graph import Graph
 from sexpgpu.loaderspec import LoaderSpec
-from sexpgpu.passes.experiment import Experiment
+from sexpgpu.passes.experiment import Experiment, Parameter
 
 # Raised when the same graph gives other bits than before.
 NUMERICS_VERSION = 1
@@ -36,11 +38,17 @@ def graph_text(experiment: Experiment) -> str:
 def experiment_hash(experiment: Experiment, text: str) -> str:
     """SHA-256 of the IR text, the parameters' initial laws, the optimizer's states, the loaders, the numerics version."""
     parts = [f"numerics {NUMERICS_VERSION}", text, *_precision(experiment)]
-    parts += [f"parameter {p.name} {p.shape} {p.initializer} {p.decay} {p.trainable}" for p in experiment.parameters]
+    parts += [f"parameter {p.name} {p.shape} {_law(p)} {p.decay} {p.trainable}" for p in experiment.parameters]
     parts += [f"state {s.parameter} {s.name} {s.shape} {s.fill!r}" for s in experiment.states]
     parts += [f"loader {name} {loader_text(spec)}" for name, spec in sorted(experiment.loaders.items())]
     parts.append(f"learning rate {experiment.learning_rate}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _law(parameter: Parameter) -> str:
+    """The initial law; of what is read from a file, its name there."""
+    law = parameter.initializer
+    return str(law) if law.stored is None else str(replace(law, stored=("", law.stored[1])))
 
 
 def _precision(experiment: Experiment) -> list[str]:

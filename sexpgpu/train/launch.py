@@ -22,9 +22,9 @@ from sexpgpu.train import resume
 from sexpgpu.train.cost import too_large_for_cpu
 from sexpgpu.train.folder import RunFolder, create_run_folder, writing
 from sexpgpu.train.identity import NUMERICS_VERSION, experiment_hash, graph_text, training_hash
+from sexpgpu.train.inherit import Inherited, asked_for, begun, inherited, located
 from sexpgpu.train.loop import Outcome, Training
 from sexpgpu.train.metrics import not_written
-from sexpgpu.train.model import initial_parameters
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.request import SMOKE, Request, early_settings, final_settings, no_smoke_line
 from sexpgpu.train.resume import Resumed
@@ -93,6 +93,7 @@ def train(request: Request, start: Start, session: Session, progress: Progress, 
     if resumed is not None and resumed.step >= session.total_steps:
         progress.line(f"finished already: step {resumed.step} of {session.total_steps} in {resumed.folder.path}")
         return Outcome(resumed.folder.path, resumed.step, None, first=exchange.world.first)
+    begins = None if resumed else _inherited(request, session, progress)
     folder = resumed.folder if resumed else _new_folder(settings, request.name or experiment.name, digest, exchange)
     with writing(folder) if exchange.world.first else nullcontext():
         if exchange.world.first:
@@ -100,12 +101,11 @@ def train(request: Request, start: Start, session: Session, progress: Progress, 
         if resumed is None:
             if exchange.world.first:
                 try:
-                    _describe(folder, request, start, settings, text)
+                    _describe(folder, request, start, settings, text, begins)
                 except OSError as problem:
                     raise not_written(folder.path, problem) from problem
-            session.model.start(
-                initial_parameters(experiment, settings.seed, settings.threads, normals=session.device.normals)
-            )
+            given = begins.taken if begins else {}
+            session.model.start(begun(experiment, settings.seed, settings.threads, given, device.normals))
         else:
             # An earlier request to stop was heard; this launch is the answer to it.
             if exchange.world.first:
@@ -144,6 +144,20 @@ def _resumed(
     return resumed
 
 
+def _inherited(request: Request, session: Session, progress: Progress) -> Inherited | None:
+    """What a fresh run begins with, where it asks for another's tensors."""
+    init = asked_for(session.experiment, request.init)
+    if init is None:
+        return None
+    exchange = session.exchange
+    path = str(located(init, session.settings.out, progress.line)) if exchange.world.first else ""
+    # Rank zero chooses, the others are told.
+    found = inherited(session.experiment, init, Path(exchange.broadcast(path)))
+    for line in found.lines():
+        progress.line(line)
+    return found
+
+
 def _new_folder(settings: Settings, run: str, digest: str, exchange: Exchange) -> RunFolder:
     """A run folder that rank zero makes."""
     made = str(create_run_folder(settings.out, run, digest).path) if exchange.world.first else ""
@@ -176,7 +190,9 @@ def versions() -> dict[str, str]:
     return own | {name: version_of(name) for name in names}
 
 
-def _describe(folder: RunFolder, request: Request, start: Start, settings: Settings, text: str) -> None:
+def _describe(
+    folder: RunFolder, request: Request, start: Start, settings: Settings, text: str, begins: Inherited | None
+) -> None:
     """The files that say what this run is."""
     folder.experiment.write_text(start.text, encoding="utf-8")
     folder.graph.write_text(text, encoding="utf-8")
@@ -185,6 +201,7 @@ def _describe(folder: RunFolder, request: Request, start: Start, settings: Setti
         "variants": list(request.variants),
         "set": list(request.sets),
         "run": request.run,
+        "init": str(begins.path.absolute()) if begins else None,
     }
     replace_json(folder.settings, {**asked, "hypers": start.hypers, "settings": settings.plain()})
     # platform.platform() reads the interpreter's file to name the C library too, which takes 13 ms.

@@ -32,6 +32,7 @@ class Request(msgspec.Struct, frozen=True):
     name: str | None = None
     allow_outside: bool = False
     resume: str | None = None
+    init: str | None = None
 
     @property
     def source(self) -> str:

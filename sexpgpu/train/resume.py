@@ -35,8 +35,8 @@ def find(out: Path, run: str, asked: str, say: Callable[[str], None]) -> Resumed
     Checkpoints that are not whole are passed over, each with a line that says why.
     """
     if asked == LATEST:
-        for folder in _run_folders(out / run):
-            found = _newest(folder, say)
+        for folder in run_folders(out / run):
+            found = newest(folder, say)
             if found is not None:
                 return found
         say(f"nothing to resume under {out / run}: a fresh start")
@@ -44,13 +44,13 @@ def find(out: Path, run: str, asked: str, say: Callable[[str], None]) -> Resumed
     path = _named(out, asked)
     if checkpoint.NAME.fullmatch(path.name):
         return Resumed(RunFolder(path.parent.parent), checkpoint.load(path))
-    found = _newest(RunFolder(path), say)
+    found = newest(RunFolder(path), say)
     if found is None:
         raise Error("E-CKPT-002", f"{path} has no whole checkpoint", notes=["name another run or checkpoint"])
     return found
 
 
-def _run_folders(of_run: Path) -> list[RunFolder]:
+def run_folders(of_run: Path) -> list[RunFolder]:
     """The folders of a run by id, newest first: an id begins with its time."""
     if not of_run.is_dir():
         return []
@@ -58,7 +58,8 @@ def _run_folders(of_run: Path) -> list[RunFolder]:
     return [RunFolder(path) for path in sorted(paths, key=lambda path: path.name, reverse=True)]
 
 
-def _newest(folder: RunFolder, say: Callable[[str], None]) -> Resumed | None:
+def newest(folder: RunFolder, say: Callable[[str], None]) -> Resumed | None:
+    """The newest whole checkpoint of a run folder; those passed over are said."""
     for _, path in checkpoint.found(folder.checkpoints):
         try:
             return Resumed(folder, checkpoint.load(path))

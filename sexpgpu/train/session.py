@@ -17,6 +17,7 @@ from sexpgpu.passes.experiment import Experiment, Parameter, State, averaged, in
 from sexpgpu.settings import Settings
 from sexpgpu.train.evaluation import Evaluator
 from sexpgpu.train.feed import Feed, GivenBatches, given_feed, passing_feed, training_feed
+from sexpgpu.train.inherit import from_files
 from sexpgpu.train.model import Model, parameter_count
 from sexpgpu.train.progress import size_words
 from sexpgpu.train.step import Graphs, Step, compile_together
@@ -144,12 +145,14 @@ def refuse_indivisible(experiment: Experiment, ranks: int) -> None:
 
 
 def refuse_unready(experiment: Experiment, settings: Settings) -> None:
-    """What the language has and this version does not run is an error, never something else instead."""
+    """What the language has and this version does not run is an error, never something else instead; so is a tensor that
+    a parameter cannot begin with."""
     if settings.checkpoints is not None:
         notes = ["leave SEXPGPU_CHECKPOINTS unset: checkpoints go into the run folder"]
         raise Error("E-RUN-007", "checkpoints outside the run folder are not available yet", notes=notes)
     if settings.parallel == "jobs":
         raise Error("E-RUN-007", "parallel jobs are not available yet", notes=["leave it out, or take parallel = ddp"])
+    dict(from_files(experiment))
     if not any(p.trainable for p in experiment.parameters):
         raise Error("E-RUN-007", "the loss has no parameter to train", notes=["see :loss and :freeze"])
 

@@ -39,7 +39,7 @@ from sexpgpu.train.session import graphs_of
 from sexpgpu.train.step import Graphs
 
 RECORDS: tuple[type, ...] = (
-    Facts, Field, Header, Initializer, LoaderSpec, Origin, records.Checkpoint, records.Evaluation, records.Metric,
+    Facts, Field, Header, Initializer, LoaderSpec, Origin, records.Checkpoint, records.Evaluation, records.Init, records.Metric,
     records.Parameter, records.RunOptions, records.State, records.Stop,
 )  # fmt: skip
 # So many starts are kept, those that were made last.
@@ -184,9 +184,9 @@ def _named(experiment: Experiment, graphs: Graphs) -> dict[str, Graph]:
 
 
 def plain(start: Start, precision: str, graphs: Graphs) -> dict[str, Any]:
-    """A start as its entry has it. Where a parameter was made is left out: only elaboration asks."""
+    """A start as its entry has it. Where a parameter was made is left out where only elaboration asks."""
     experiment = {name: getattr(start.experiment, name) for name in PLAIN_FIELDS}
-    experiment["parameters"] = tuple(replace(p, origin=Origin(None)) for p in start.experiment.parameters)
+    experiment["parameters"] = tuple(_without_place(p) for p in start.experiment.parameters)
     facts = {
         name: facts_of(graph, with_text=not name.startswith(PASSED))
         for name, graph in _named(start.experiment, graphs).items()
@@ -195,6 +195,11 @@ def plain(start: Start, precision: str, graphs: Graphs) -> dict[str, Any]:
         "hypers": start.hypers, "variants": start.variants, "asked": start.asked, "experiment": experiment,
         "graphs": facts, "precision": precision,
     }  # fmt: skip
+
+
+def _without_place(parameter: records.Parameter) -> records.Parameter:
+    """What is read from a file may be found wrong at a later start."""
+    return parameter if parameter.initializer.stored else replace(parameter, origin=Origin(None))
 
 
 def codec(source: Source) -> Codec:

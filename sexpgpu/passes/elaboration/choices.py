@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sexpgpu.errors import Error, nearest
+from sexpgpu.errors import Error
 from sexpgpu.ir.host import Expression
 from sexpgpu.lang.forms import Form, Listing, Symbol, Text
 from sexpgpu.passes.elaboration.compile import Compiler
 from sexpgpu.passes.elaboration.machine import Context, Wrong
 from sexpgpu.passes.elaboration.values import POISON, OptimizerCall, Scalar, describe, is_number, plain
 from sexpgpu.passes.experiment import Parameter
+from sexpgpu.passes.globs import glob, nearest_glob
 from sexpgpu.source import Span
-
-
-def glob(pattern: str) -> re.Pattern[str]:
-    """`*` matches any characters, dots included."""
-    return re.compile(".*".join([re.escape(part) for part in pattern.split("*")]) + r"\Z", re.DOTALL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +86,7 @@ def _unused(choice: Choice, parameters: Sequence[Parameter]) -> str:
     where = f"{choice.span.place}: by-name"
     if any(choice.matches(p.name) for p in parameters):
         return f"{where}: parts before {choice.pattern} have all that it matches"
-    close = nearest(choice.pattern or "", [p.name for p in parameters])
+    close = nearest_glob(choice.pattern or "", [p.name for p in parameters])
     return f"{where}: no trained parameter matches {choice.pattern}" + (f"; did you mean {close}?" if close else "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sexpgpu.errors import Error
@@ -18,6 +19,7 @@ from sexpgpu.passes.elaboration.values import (
     labelled,
     plain,
 )
+from sexpgpu.source import Span
 
 if TYPE_CHECKING:
     from sexpgpu.passes.elaboration.compile import Compiler
@@ -25,6 +27,13 @@ if TYPE_CHECKING:
 
 class CommandText(str):
     """A text typed on the command line: a path in it is relative to the folder that one is in."""
+
+
+def folder_of(span: Span, *paths: object) -> Path:
+    """The folder that paths written at a place are relative to; typed on the command line, the one that one is in."""
+    path = span.source.path
+    typed = any([isinstance(text, CommandText) for text in paths])
+    return Path() if typed or path is None else path.parent
 
 
 def hyper_value(compiler: Compiler, definition: Definition) -> Value:

@@ -12,7 +12,7 @@ from sexpgpu.lang.grammar import split_keywords
 from sexpgpu.lang.program import Definition, Program
 from sexpgpu.loaderspec import Header, LoaderSpec
 from sexpgpu.passes.elaboration.compile import Compiler
-from sexpgpu.passes.elaboration.hypers import CommandText
+from sexpgpu.passes.elaboration.hypers import folder_of
 from sexpgpu.passes.elaboration.machine import Wrong
 from sexpgpu.passes.elaboration.values import POISON, Problem, Value, describe, integer, number
 
@@ -129,10 +129,7 @@ class _SpecForm:
         items = value if isinstance(value, tuple) else (value,)
         if not items or not all([isinstance(item, str) for item in items]):
             raise Error("E-TYPE-001", f"a path is a text, not {describe(value)}", form.span)
-        path = self.form.span.source.path
-        typed = any([isinstance(item, CommandText) for item in items])
-        base = Path() if typed or path is None else path.parent
-        return tuple([str(item) for item in items]), base
+        return tuple([str(item) for item in items]), folder_of(self.form.span, *items)
 
     def _tokenizer(self, form: Form) -> tuple[str, ...]:
         if isinstance(form, Listing) and form.head is not None:

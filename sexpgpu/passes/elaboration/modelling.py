@@ -10,6 +10,7 @@ from sexpgpu.errors import nearest
 from sexpgpu.initial import INITIALIZERS, Initializer
 from sexpgpu.ir.graph import Node, Origin
 from sexpgpu.passes.elaboration import values
+from sexpgpu.passes.elaboration.hypers import folder_of
 from sexpgpu.passes.elaboration.lowering import fitting
 from sexpgpu.passes.elaboration.machine import Machine
 from sexpgpu.passes.elaboration.scope import Scope, kind_of
@@ -29,6 +30,14 @@ def _initializer(kind: str) -> Callable[..., Initializer]:
     return run
 
 
+def _from_file(m: Machine, path: Value, key: Value) -> Initializer:
+    for value, what in ((path, "the path"), (key, "the key")):
+        if not isinstance(value, str) or not value:
+            raise Problem("E-TYPE-001", f"from-file: {what} is a text, not {describe(value)}")
+    assert isinstance(path, str) and isinstance(key, str) and m.here is not None
+    return Initializer("from-file", stored=(str(folder_of(m.user_place(m.here)[0], path) / path), key))
+
+
 def initializer(value: Value) -> Initializer:
     """What stands in the place of an initializer."""
     if isinstance(value, Initializer):
@@ -36,8 +45,9 @@ def initializer(value: Value) -> Initializer:
     if isinstance(value, Builtin) and value.name in _ALONE:
         return Initializer(value.name)
     shown = value.name if isinstance(value, Builtin) else describe(value)
-    close = nearest(str(shown), list(INITIALIZERS))
-    notes = [f"did you mean {close}?"] if close and close != shown else [f"initializers: {' '.join(INITIALIZERS)}"]
+    known = [*INITIALIZERS, "from-file"]
+    close = nearest(str(shown), known)
+    notes = [f"did you mean {close}?"] if close and close != shown else [f"initializers: {' '.join(known)}"]
     raise Problem("E-NAME-008", f"no initializer: {shown}", notes=notes)
 
 
@@ -177,6 +187,7 @@ def rows() -> list[Builtin]:
         row("(kaiming)", _initializer("kaiming"), "Initial values: normal, deviation √(2 / fan-in)."),
         row("(xavier)", _initializer("xavier"), "Initial values: uniform, ± √(6 / (fan-in + fan-out))."),
         row("(orthogonal)", _initializer("orthogonal"), "Initial values: orthonormal rows or columns."),
+        row("(from-file PATH KEY)", _from_file, "Initial values: the tensor KEY of a .safetensors file."),
         row("(random S)", _random, "Uniform numbers in [0, 1)."),
         row("(probe NAME X)", _probe, "X, shown to diagnostics as NAME."),
         row("(weighted L W)", _weighted, "As a whole :loss or metric: Σ L·W / Σ W over the step."),

@@ -180,7 +180,8 @@ class Options:
         made = [self.guarded(lambda f=f: self._evaluation(f), None) for f in forms]  # type: ignore[misc]
         return tuple([e for e in made if e is not None])
 
-    def _parts(self, form: Form, head: str, usage: str, count: int) -> tuple[list[Form], Mapping[str, Form]]:
+    def parts(self, form: Form, head: str, usage: str, count: int) -> tuple[list[Form], Mapping[str, Form]]:
+        """What stands in `(head …)`: so many forms, then keywords."""
         if not isinstance(form, Listing) or form.head != head:
             raise Error("E-SYN-001", f"({head} …) must stand here", form.span, notes=[f"the form is {usage}"])
         positional, keywords = split_keywords(form, form.items[1:], head)
@@ -189,7 +190,8 @@ class Options:
             raise Error("E-SYN-001", message, form.span, notes=[f"the form is {usage}"])
         return positional, keywords
 
-    def _known(self, form: Form, keywords: Mapping[str, Form], known: Sequence[str], what: str) -> None:
+    def known(self, form: Form, keywords: Mapping[str, Form], known: Sequence[str], what: str) -> None:
+        """Refuses other keywords than the known ones."""
         assert isinstance(form, Listing)
         for key in keywords:
             if key not in known:
@@ -200,8 +202,8 @@ class Options:
 
     def _evaluation(self, form: Form) -> Evaluation:
         usage = "(every N LOADER :batches B :metrics [METRIC…])"
-        (every, loader), keywords = self._parts(form, "every", usage, 2)
-        self._known(form, keywords, ("batches", "metrics"), ":eval")
+        (every, loader), keywords = self.parts(form, "every", usage, 2)
+        self.known(form, keywords, ("batches", "metrics"), ":eval")
         name = self.loaders.named(loader, ":eval")
         metrics: list[Metric] = []
         if "metrics" in keywords:
@@ -234,8 +236,8 @@ class Options:
             if at is not None:
                 best = self._best(form, items[at + 1 : at + 3])
                 form = Listing((*items[:at], *items[at + 3 :]), form.span)
-        (every,), keywords = self._parts(form, "every", usage, 1)
-        self._known(form, keywords, ("keep", "minutes", "to"), ":checkpoint")
+        (every,), keywords = self.parts(form, "every", usage, 1)
+        self.known(form, keywords, ("keep", "minutes", "to"), ":checkpoint")
         keep = self.count("keep", 1)(keywords["keep"]) if "keep" in keywords else None
         minutes = self._positive(keywords["minutes"]) if "minutes" in keywords else None
         to = self.value(keywords["to"]) if "to" in keywords else None
@@ -257,8 +259,8 @@ class Options:
 
     def stop(self) -> Stop | None:
         def take(form: Form) -> Stop:
-            (patience, record), keywords = self._parts(form, "patience", "(patience N RECORD)", 2)
-            self._known(form, keywords, (), ":stop")
+            (patience, record), keywords = self.parts(form, "patience", "(patience N RECORD)", 2)
+            self.known(form, keywords, (), ":stop")
             if not isinstance(record, (Symbol, Text)):
                 raise Error("E-SYN-001", ":stop names a record, as in held-out/loss", record.span)
             name = record.name if isinstance(record, Symbol) else record.value

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from sexpgpu.errors import Error, nearest
 from sexpgpu.passes.elaboration.graphs import training_short
+from sexpgpu.passes.elaboration.inheriting import init_of
 from sexpgpu.passes.elaboration.loaders import Loaders
 from sexpgpu.passes.elaboration.options import NEEDED_KEYS, PRECISIONS, Options
 from sexpgpu.passes.experiment import RunOptions
@@ -27,8 +28,6 @@ def run_options(reader: Options, loaders: Loaders, steps: int | None) -> RunOpti
     global_batch = reader.read("global-batch", reader.count("global-batch", 1), None)
     loaders.default_batch = global_batch
     microbatches = reader.read("microbatches", reader.count("microbatches", 1), None if global_batch else 1)
-    if "init" in keys:
-        machine.report(Error("E-RUN-004", ":init is not there yet", keys["init"].span))
     data = reader.guarded(lambda: loaders.named(reader.need("data"), ":data"), None)
     made = RunOptions(
         data=data or "",
@@ -46,6 +45,7 @@ def run_options(reader: Options, loaders: Loaders, steps: int | None) -> RunOpti
         log_every=reader.read("log-every", reader.count("log-every", 1), 1),
         sum_lanes=reader.read("sum-lanes", reader.count("sum-lanes", 1), None),
         seed=reader.read("seed", reader.count("seed", 0), 0),
+        init=reader.read("init", lambda form: init_of(reader, form), None),
     )
     reader.guarded(lambda: _refuse_unrecorded(reader, made), None)
     header = loaders.header(data) if data is not None else None

@@ -102,17 +102,10 @@ def _difference(a: Parameter, b: Parameter) -> str | None:
     if a.shape != b.shape:
         return f"shape: {list(a.shape)}, here {list(b.shape)}"
     if a.initializer != b.initializer:
-        return f"initializer: {initializer_text(a.initializer)}, here {initializer_text(b.initializer)}"
+        return f"initializer: {a.initializer.text()}, here {b.initializer.text()}"
     if a.decay != b.decay:
         return ":decay"
     return ":trainable" if a.trainable != b.trainable else None
-
-
-def initializer_text(initializer: Initializer) -> str:
-    """An initializer as the language writes it."""
-    if not initializer.arguments:
-        return initializer.kind
-    return f"({initializer.kind} {' '.join(f'{a:g}' for a in initializer.arguments)})"
 
 
 def parameter(

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from sexpgpu.errors import Error, nearest
+from sexpgpu.errors import Error
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.host import Expression
-from sexpgpu.passes.elaboration.choices import glob
 from sexpgpu.passes.elaboration.lowering import broadcast, fill, fitting
 from sexpgpu.passes.elaboration.machine import Context, Machine, UpdateState
 from sexpgpu.passes.elaboration.scope import Parameters, Scope
 from sexpgpu.passes.elaboration.values import POISON, OptimizerCall, Problem, Value, is_number
 from sexpgpu.passes.experiment import Parameter, State
+from sexpgpu.passes.globs import glob, nearest_glob
 from sexpgpu.source import Span
 
 GRADIENT_SCALE = ("runtime", "gradient-scale")
@@ -117,7 +117,7 @@ def freeze(parameters: Mapping[str, Parameter], patterns: Sequence[tuple[str, Sp
     matchers = [glob(p) for p, _ in patterns]
     for matcher, (pattern, span) in zip(matchers, patterns, strict=True):
         if not any(matcher.match(name) for name in names):
-            close = nearest(pattern, names)
+            close = nearest_glob(pattern, names)
             notes = [f"did you mean {close}?"] if close else []
             raise Error("E-NAME-001", f":freeze: no parameter matches {pattern}", span, notes=notes)
     return [replace(p, trainable=p.trainable and not any(m.match(p.name) for m in matchers)) for p in parameters.values()]
