@@ -31,7 +31,7 @@ ELSEWHERE = {
 }
 # Functions of the prelude that are parts of others.
 PARTS = {
-    *"as-channels attended below-diagonal channel-statistics convolution every integer? largest pad-around".split(),
+    *"alike as-channels attended below-diagonal channel-statistics convolution every integer? largest pad-around".split(),
     *"pool-windows progress spatial-shape orthogonalized rms swap-last".split(),
 }
 
