@@ -17,6 +17,8 @@ from sexpgpu.train.request import Request, early_settings, read_experiment
 
 ARCHS = ("sm_80", "sm_90", "sm_100")
 COLD_S, WARM_S = 8.0, 0.3
+# Which of its runs, where an example has several.
+RUNS = {"fine-tune": "tune"}
 
 
 def sources_of(graphs: dict[str, Graph]) -> dict[str, str]:
@@ -38,7 +40,7 @@ def check(found: Any, examples: Path, processes: int) -> None:
         for path in sorted(examples.glob("*.sexp")):
             copy = copies / path.name
             copy.write_text(path.read_text())
-            request = Request(copy)
+            request = Request(copy, run=RUNS.get(path.stem))
             _, experiment = read_experiment(request, early_settings(request))
             sources = sources_of(lowered_graphs(experiment))
             for arch in ARCHS:

@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import sexpgpu
 
 ROOT = Path(sexpgpu.__file__).parent.parent
 EXAMPLES = Path(sexpgpu.__file__).parent / "examples"
+# Which of its runs an example is looked at with, where it has several.
+RUNS = {"fine-tune.sexp": "tune"}
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,21 @@ def test_a_small_residual_network_learns_the_digits(tmp_path: Path, cache: Path)
     done = sexpgpu_process(tmp_path, cache, "run", str(EXAMPLES / "resnet.sexp"), "--variant", "smoke")
     evaluations = records(tmp_path, done, "eval")
     assert evaluations[-1]["held-out/accuracy"] > 0.9
+
+
+def test_fine_tuning_keeps_the_frozen_layer_of_the_run_before(tmp_path: Path, cache: Path) -> None:
+    words = ("run", str(EXAMPLES / "fine-tune.sexp"), "--variant", "smoke", "--run")
+    first = sexpgpu_process(tmp_path, cache, *words, "pretrain")
+    assert records(tmp_path, first, "eval")[-1]["held-out/digits-right"] > 0.8
+    second = sexpgpu_process(tmp_path, cache, *words, "tune")
+    assert "init: 4 of 6 tensors begin as in" in second.stderr
+    assert records(tmp_path, second, "eval")[-1]["held-out/parity-right"] > 0.8
+    ends = []
+    for done, step in ((first, 400), (second, 100)):
+        file = tmp_path / done.stdout.strip() / "checkpoints" / f"step-{step:08d}" / "params.safetensors"
+        ends.append(load_file(file))
+    kept = {name for name in ends[1] if name in ends[0] and np.array_equal(ends[0][name], ends[1][name])}
+    assert kept == {"body.first.weight", "body.first.bias"}
 
 
 def test_charlm_runs_on_a_text_beside_it(tmp_path: Path, cache: Path) -> None:
@@ -132,10 +150,10 @@ def test_check_and_show_take_every_example(example: str, tmp_path: Path, cache: 
     (tmp_path / example).write_text((EXAMPLES / example).read_text())
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "input.txt").write_text("To be, or not to be.\n" * 400)
-    words = (example, "--variant", "smoke")
-    done = sexpgpu_process(tmp_path, cache, "check", *words)
+    run = f" --run {RUNS[example]}" if example in RUNS else ""
+    done = sexpgpu_process(tmp_path, cache, "check", example, "--variant", "smoke", *run.split())
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"try it: sexpgpu run {example} --variant smoke --steps 3 --device cpu"
+    assert done.stdout.splitlines()[-1] == f"try it: sexpgpu run {example}{run} --variant smoke --steps 3 --device cpu"
 
 
 @pytest.mark.parametrize(

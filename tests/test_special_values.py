@@ -28,7 +28,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "gpt2": {"layers": 2, "width": 64, "heads": 2, "seq": 24, "vocab": 97},
     "lstm": {"width": 16, "inner": 8, "seq": 5, "batch": 2},
     "resnet": {"width": 2, "blocks": 1, "batch": 2},
+    "fine-tune": {"hidden": 8, "batch": 2},
 }
+# Which of its runs, where an example has several.
+RUNS = {"fine-tune": "tune"}
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40], np.float32)
 # Kernels of these hold exactly; a formula's own error is tested with the formulas.
 RELATIVE = 1e-4
@@ -46,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plans(path: Path) -> tuple[Plan, ...]:
-    made = load(path, set=SMALL[path.stem]).elaborated
+    made = load(path, set=SMALL[path.stem], run=RUNS.get(path.stem)).elaborated
     graphs = [training_graph(made), update_graph(made), *evaluation_graphs(made).values()]
     return tuple(plan(graph, aliases=bound_outputs(graph)) for graph in graphs)
 

@@ -169,11 +169,12 @@ def memory_lines(session: Session) -> str:
 
 def how_to_try(request: Request, program: Program, session: Session) -> str:
     """The last line: the command that tries this file before a GPU is paid for."""
+    file = f"{request.file} --run {request.run}" if request.run else str(request.file)
     if SMOKE in variants_of(program):
-        return f"try it: sexpgpu run {request.file} --variant smoke --steps 3 --device cpu"
+        return f"try it: sexpgpu run {file} --variant smoke --steps 3 --device cpu"
     if too_large_for_cpu(session):
         return no_smoke_line(request.file)
-    return f"try it: sexpgpu run {request.file} --steps 3 --device cpu"
+    return f"try it: sexpgpu run {file} --steps 3 --device cpu"
 
 
 def as_facts(session: Session, cost: Cost, how: str) -> dict[str, object]:
