@@ -83,6 +83,9 @@ def _included(form: Listing, source: Source, chain: _Chain, made: Expansion) -> 
     if len(made.sources) > MAXIMUM_INCLUDES:
         raise Error("E-READ-007", f"include: more than {MAXIMUM_INCLUDES} files", form.span)
     shown = str(Path(source.name).parent / text.value)
+    if resolved.exists() and not (resolved.is_file() or resolved.is_dir()):
+        # Reading a pipe waits for whoever writes to it.
+        raise Error("E-READ-006", f"{shown} is a pipe or a device, not a file", text.span)
     try:
         return load_source(resolved, shown)
     except Error as error:

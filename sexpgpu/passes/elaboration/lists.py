@@ -24,9 +24,11 @@ from sexpgpu.passes.elaboration.values import (
 _LONGEST = 1_000_000
 
 
-def _short(count: int, name: str) -> None:
+def _short(m: Machine, count: int, name: str) -> None:
     if count > _LONGEST:
         raise Problem("E-TYPE-001", f"{name}: {count:,} elements, at most {_LONGEST:,}")
+    assert m.here is not None
+    m.spend(count // 16, m.here)
 
 
 def _items(value: Value, name: str) -> tuple[Any, ...]:
@@ -60,7 +62,7 @@ def _range(m: Machine, first: Value, end: Value, step: Value) -> tuple[int, ...]
     if by == 0:
         raise Problem("E-TYPE-001", "range: a step is not 0")
     made = range(integer(low, "range"), integer(high, "range"), by)
-    _short(len(made), "range")
+    _short(m, len(made), "range")
     return tuple(made)
 
 
@@ -78,13 +80,13 @@ def _length(m: Machine, items: Value) -> int:
 
 def _append(m: Machine, lists: tuple[Value, ...]) -> tuple[Any, ...]:
     parts = [_items(items, "append") for items in lists]
-    _short(sum([len(part) for part in parts]), "append")
+    _short(m, sum([len(part) for part in parts]), "append")
     return tuple([item for part in parts for item in part])
 
 
 def _text(m: Machine, parts: tuple[Value, ...]) -> str:
     made = "".join([_text_of(part) for part in parts])
-    _short(len(made), "str")
+    _short(m, len(made), "str")
     return made
 
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _Made = TypeVar("_Made")
 
 MAXIMUM_CALLS = 1_000
+# Calls of functions and operations, iterations, and elements of lists by sixteens: a large model takes some 100,000.
+MAXIMUM_WORK = 2_000_000
 # How many calls a message shows; the others are counted.
 SHOWN_CALLS = 4
 
@@ -97,6 +99,7 @@ class Machine:
         self.frame: CallFrame | None = None
         self.repeats: tuple[str, ...] = ()
         self.calls = 0
+        self.work = 0
         # The call that runs at the moment, for what operations report or remember of their place.
         self.here: Span | None = None
         # Bodies of regions by function, types of tensors and all other arguments.
@@ -180,11 +183,22 @@ class Machine:
 
     # Calls
 
+    def spend(self, work: int, span: Span) -> None:
+        """Counts work. Beyond the limit, which is reported once, nothing has a result."""
+        before = self.work
+        self.work += work
+        if self.work > MAXIMUM_WORK:
+            if before <= MAXIMUM_WORK:
+                message = f"elaboration takes more than {MAXIMUM_WORK:,} calls and iterations"
+                self.report(self.located(Problem("E-SYN-005", message), span))
+            raise Wrong
+
     def builtin(
         self, called: Builtin, arguments: Sequence[Value], span: Span, texts: Sequence[str], written: Sequence[Value]
     ) -> Value:
         """An operation on its arguments in order; a message names the `written` ones by their `texts`."""
         self.here = span
+        self.spend(1, span)
         graph = self.graph
         if isinstance(graph, Body):
             arguments = inside(graph, arguments)
@@ -237,6 +251,7 @@ class Machine:
         if self.calls >= MAXIMUM_CALLS:
             message = f"calls are nested deeper than {MAXIMUM_CALLS:,}"
             raise self.located(Problem("E-SYN-003", message), span)
+        self.spend(1, span)
         if function.body is None:
             self.compiler.finish(function)
         frame: Frame = [*closure.captured, *([MISSING] * (function.size - len(closure.captured)))]

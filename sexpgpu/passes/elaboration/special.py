@@ -268,6 +268,7 @@ class _Loop:
         suffix, counts = (scope.suffix, dict(scope.counts)) if scope is not None else ("", {})
         try:
             for i in range(times):
+                machine.spend(1, self.span)
                 machine.repeats = (*repeats, f"{self.name}={i}")
                 if scope is not None:
                     # Numbering starts again in each iteration.
