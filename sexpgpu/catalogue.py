@@ -177,7 +177,7 @@ CATALOGUE: dict[str, Entry] = _table(
     Entry(
         "E-SYN-005",
         "too much to elaborate",
-        "the file's functions and loops take more than 2,000,000 calls and iterations before anything runs",
+        "the file's functions and loops take more than 1,000,000 calls and iterations before anything runs",
         "use `scan` for a loop over data, and end recursions earlier",
         "(def a (repeat (i 100_000) (x 0) (repeat (j 100_000) (y x) (+ y 1))))",
     ),

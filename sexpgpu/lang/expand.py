@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,10 +84,18 @@ def _included(form: Listing, source: Source, chain: _Chain, made: Expansion) -> 
     if len(made.sources) > MAXIMUM_INCLUDES:
         raise Error("E-READ-007", f"include: more than {MAXIMUM_INCLUDES} files", form.span)
     shown = str(Path(source.name).parent / text.value)
-    if resolved.exists() and not (resolved.is_file() or resolved.is_dir()):
-        # Reading a pipe waits for whoever writes to it.
+    if _may_wait(resolved):
         raise Error("E-READ-006", f"{shown} is a pipe or a device, not a file", text.span)
     try:
         return load_source(resolved, shown)
     except Error as error:
         raise Error(error.code, error.message, text.span, notes=error.notes) from None
+
+
+def _may_wait(path: Path) -> bool:
+    """Whether reading waits for somebody, as with a pipe. What cannot be asked cannot be read either."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

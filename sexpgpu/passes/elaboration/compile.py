@@ -16,6 +16,7 @@ from sexpgpu.lang.foreign import suggestions
 from sexpgpu.lang.forms import Constant, Form, Keyword, Listing, Number, Symbol, Text
 from sexpgpu.lang.grammar import DEFINITIONS, SPECIAL_FORMS, parameters_of
 from sexpgpu.lang.program import FUNCTION_KINDS, Definition, Program
+from sexpgpu.ops.record import TypeMismatch
 from sexpgpu.passes.elaboration.calls import dynamic_call, named_call
 from sexpgpu.passes.elaboration.hypers import hyper_value
 from sexpgpu.passes.elaboration.machine import Machine, Wrong
@@ -27,7 +28,6 @@ from sexpgpu.passes.elaboration.values import (
     Frame,
     Function,
     LoaderName,
-    Problem,
     Signature,
     Value,
 )
@@ -191,8 +191,7 @@ class Compiler:
             found = slot
             return lambda frame: frame[found]
         if name in layout.fields and form.mark == 0:
-            field = layout.fields[name]
-            return lambda frame: field()
+            return self._guarded_read(layout.fields[name], form.span)
         definition = self.program.find(name, layout.prelude)
         if definition is not None:
             return self._global(definition, form.span)
@@ -200,19 +199,23 @@ class Compiler:
             return constant(POISON)
         if name in self.dynamic:
             read, machine = self.dynamic[name], self.machine
-
-            def dynamic(frame: Frame) -> Value:
-                try:
-                    return read(machine)
-                except Problem as problem:
-                    return machine.problem(problem, form.span)
-
-            return dynamic
+            return self._guarded_read(lambda: read(machine), form.span)
         if name in self.constants:
             return constant(self.constants[name])
         if name in self.builtins:
             return constant(self.builtins[name])
         raise self._unknown(form, layout)
+
+    def _guarded_read(self, read: Callable[[], Value], span: Span) -> Code:
+        """What is read where it stands; a problem of it has its place."""
+
+        def code(frame: Frame) -> Value:
+            try:
+                return read()
+            except TypeMismatch as problem:
+                return self.machine.problem(problem, span)
+
+        return code
 
     def _unknown(self, form: Symbol, layout: Layout) -> Error:
         name = form.name

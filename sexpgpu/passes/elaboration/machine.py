@@ -39,7 +39,7 @@ _Made = TypeVar("_Made")
 
 MAXIMUM_CALLS = 1_000
 # Calls of functions and operations, iterations, and elements of lists by sixteens: a large model takes some 100,000.
-MAXIMUM_WORK = 2_000_000
+MAXIMUM_WORK = 1_000_000
 # How many calls a message shows; the others are counted.
 SHOWN_CALLS = 4
 
