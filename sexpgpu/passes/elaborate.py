@@ -25,14 +25,17 @@ from sexpgpu.passes.elaboration.updates import freeze, update_graph
 from sexpgpu.passes.experiment import Experiment
 
 
-def elaborate(program: Program, read_header: HeaderReader, *, steps: int | None = None) -> Experiment:
+def elaborate(
+    program: Program, read_header: HeaderReader, *, steps: int | None = None, ranks: int = 1
+) -> Experiment:
     """The experiment of a program's chosen run. Raises Diagnostics with every problem found.
 
-    `read_header` says what a loader's files hold; `steps` wins over the run's :steps or :epochs.
+    `read_header` says what a loader's files hold; `steps` wins over the run's :steps or :epochs. `ranks`
+    share out a :global-batch where a loader has no :batch.
     """
     elaboration = _Elaboration(program, read_header)
     with deep_recursion(), uncollected():
-        made = elaboration.run(steps)
+        made = elaboration.run(steps, ranks)
     errors = elaboration.machine.errors
     if errors or made is None:
         assert errors, "no experiment and no problem"
@@ -55,9 +58,9 @@ class _Elaboration:
         for error in program.problems:
             self.machine.report(error)
 
-    def run(self, steps: int | None) -> Experiment | None:
+    def run(self, steps: int | None, ranks: int) -> Experiment | None:
         self._definitions()
-        made = self.machine.guarded(lambda: self._experiment(steps), None)
+        made = self.machine.guarded(lambda: self._experiment(steps, ranks), None)
         for definition in self.program.of_kind("loader"):
             self.loaders.spec(definition.name)
         return made
@@ -79,12 +82,12 @@ class _Elaboration:
         code = assertion(self.compiler, matched.form, layout)
         code([None] * layout.size[0])
 
-    def _experiment(self, steps: int | None) -> Experiment | None:
+    def _experiment(self, steps: int | None, ranks: int) -> Experiment | None:
         machine = self.machine
         machine.context = Context(training=None, steps=True)
         run = chosen_run(self.program)
         reader = Options(self.program, run, self.loaders)
-        options = run_options(reader, self.loaders, steps)
+        options = run_options(reader, self.loaders, steps, ranks)
         graphs = Graphs(self.compiler, self.loaders, reader, options) if options is not None else None
         none: Sequence[Choice] = ()
         choices = machine.guarded(lambda: optimizer_choices(self.compiler, reader.need("optimizer")), none)

@@ -94,7 +94,8 @@ class Init(msgspec.Struct, frozen=True):
 class RunOptions(msgspec.Struct, frozen=True):
     """A run's options, evaluated. Exactly one of `steps` and `epochs` is set, and at most one of `microbatches` (set
     where neither is given) and `global_batch`. `clip_grad_norm` may depend on the step. `short`: a batch of the training
-    data may have fewer real examples than rows, and the training graph reads the field `real`."""
+    data may have fewer real examples than rows, and the training graph reads the field `real`. `batch_by_ranks`: its batch is
+    a rank's share of `global_batch`, as the loader has none."""
 
     data: str
     steps: int | None
@@ -113,6 +114,7 @@ class RunOptions(msgspec.Struct, frozen=True):
     seed: int
     short: bool = False
     init: Init | None = None
+    batch_by_ranks: bool = False
 
 
 class Experiment(msgspec.Struct, frozen=True):

@@ -49,8 +49,9 @@ def _run(request: Request, progress: Progress, stop: StopRequest, exchange: Exch
     early = early_settings(request)
     choice = choose(early)
     refuse_absent(choice, early.devices)
-    starts = Starts(request, early, progress.line)
-    start = starts.find() or fresh(request, early)
+    ranks = exchange.world.size
+    starts = Starts(request, early, progress.line, ranks)
+    start = starts.find() or fresh(request, early, ranks)
     settings = final_settings(request, start.experiment)
     if settings.origins["threads"] == "default":
         # Ranks of a node share its cores out.

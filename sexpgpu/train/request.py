@@ -61,11 +61,13 @@ def program_again(request: Request, source: Source) -> Program:
     return program_of(source, request.variants, request.sets, request.run, allow_outside=request.allow_outside)
 
 
-def elaborated(program: Program, early: Settings, read: Callable[[LoaderSpec], Header] | None = None) -> Experiment:
+def elaborated(
+    program: Program, early: Settings, read: Callable[[LoaderSpec], Header] | None = None, ranks: int = 1
+) -> Experiment:
     """The experiment that a program says; `read` gives the headers of its data."""
     from sexpgpu.passes.elaborate import elaborate
 
-    return elaborate(program, read or (lambda spec: header(spec, early.cache)), steps=steps_flag(early))
+    return elaborate(program, read or (lambda spec: header(spec, early.cache)), steps=steps_flag(early), ranks=ranks)
 
 
 def read_experiment(request: Request, early: Settings) -> tuple[Program, Experiment]:

@@ -219,6 +219,9 @@ def header(session: Session, source: str, digest: str) -> str:
         "parameters": f"{count:,} in {counted(len(parameters), 'tensor')}{trained}",
         "a step": f"{tokens:,} {unit_of(session)} ({shape}), {counted(session.total_steps, 'step')}",
     }
+    if experiment.options.batch_by_ranks:
+        share = f":global-batch {experiment.options.global_batch} / {counted(session.exchange.world.size, 'rank')}"
+        rows["batch"] = f"{feed.portions.batch} = {share}: another rank count gives other bits"
     if experiment.options.ema is not None:
         rows["averages"] = f":ema {experiment.options.ema:g}: evaluation uses them in place of the parameters"
     lanes = lanes_line(session.microbatches, session.exchange.world.size, experiment.options.sum_lanes or MOST_LANES)

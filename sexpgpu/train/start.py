@@ -65,7 +65,7 @@ class Start(msgspec.Struct, frozen=True):
     source: Source | None = None
 
 
-def fresh(request: Request, early: Settings) -> Start:
+def fresh(request: Request, early: Settings, ranks: int = 1) -> Start:
     """From the file. Raises Error and Diagnostics."""
     from sexpgpu.train.flatten import flatten
 
@@ -76,7 +76,7 @@ def fresh(request: Request, early: Settings) -> Start:
         asked[spec] = header(spec, early.cache)
         return asked[spec]
 
-    experiment = elaborated(program, early, read)
+    experiment = elaborated(program, early, read, ranks)
     source = program.source if len(program.sources) == 1 else None
     return Start(flatten(program), hypers_of(program), variants_of(program), experiment, asked, None, source)
 
@@ -84,8 +84,8 @@ def fresh(request: Request, early: Settings) -> Start:
 class Starts:
     """The folder of starts, as one request sees it. `say` gets a line about what could not be had."""
 
-    def __init__(self, request: Request, early: Settings, say: Callable[[str], None]) -> None:
-        self.request, self.early, self.say = request, early, say
+    def __init__(self, request: Request, early: Settings, say: Callable[[str], None], ranks: int = 1) -> None:
+        self.request, self.early, self.say, self.ranks = request, early, say, ranks
         self.folder = early.cache / "starts"
 
     @cached_property
@@ -130,7 +130,7 @@ class Starts:
         request, early = self.request, self.early
         asked = (
             str(request.file), request.variants, request.sets, request.run, request.allow_outside, steps_flag(early),
-            early.precision, early.origins["precision"],
+            early.precision, early.origins["precision"], self.ranks,
         )  # fmt: skip
         text = repr((asked, sys.version, version_of("numpy"), list(own_files()), source.text))
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}{SUFFIX}"
@@ -143,7 +143,7 @@ class Starts:
 
     def _late(self, kept: dict[str, Any], source: Source) -> Start:
         """The start of an entry, its graphs late ones."""
-        again = _Again(self.request, self.early, source, kept["asked"], kept["precision"])
+        again = _Again(self.request, self.early, source, kept["asked"], kept["precision"], self.ranks)
         graphs = {name: LateGraph(facts, partial(again.graph, name)) for name, facts in kept["graphs"].items()}
         passed = {n.removeprefix(PASSED): graphs.pop(n) for n in list(graphs) if n.startswith(PASSED)}
         experiment = Experiment(
@@ -162,10 +162,12 @@ class _Again(msgspec.Struct, frozen=True, dict=True):
     source: Source
     asked: Mapping[LoaderSpec, Header]
     precision: str
+    ranks: int
 
     @cached_property
     def graphs(self) -> dict[str, Graph]:
-        experiment = elaborated(program_again(self.request, self.source), self.early, self.asked.__getitem__)
+        program = program_again(self.request, self.source)
+        experiment = elaborated(program, self.early, self.asked.__getitem__, self.ranks)
         return _named(experiment, graphs_of(in_precision(experiment, self.precision)))
 
     def graph(self, name: str) -> Graph:

@@ -36,8 +36,9 @@ class Loaders:
         self.compiler = compiler
         self.machine = compiler.machine
         self.read_header = read_header
-        # The rows of a batch where a loader does not say: the run's :global-batch.
+        # The rows of a batch where a loader does not say: a rank's share of the run's :global-batch; and who did not.
         self.default_batch: int | None = None
+        self.without_batch: set[str] = set()
         self._specs: dict[str, LoaderSpec | None] = {}
         self._headers: dict[str, Header | None] = {}
         self.machine.header = self.header
@@ -121,7 +122,9 @@ class _SpecForm:
             raise Error("E-SYN-001", f"{kind} takes {what}, then keys", form.span)
         paths, base = self._paths(positional[0])
         options: dict[str, Any] = {key: getattr(self, f"_{key.replace('-', '_')}")(value) for key, value in keywords.items()}
-        options.setdefault("batch", self.loaders.default_batch)
+        if "batch" not in options:
+            self.loaders.without_batch.add(name)
+            options["batch"] = self.loaders.default_batch
         return LoaderSpec(kind=cast(Any, kind), paths=paths, name=name, base=base, span=form.span, **options)
 
     def _paths(self, form: Form) -> tuple[tuple[str, ...], Path]:

@@ -12,7 +12,7 @@ from sexpgpu.passes.elaboration.options import NEEDED_KEYS, PRECISIONS, Options
 from sexpgpu.passes.experiment import RunOptions
 
 
-def run_options(reader: Options, loaders: Loaders, steps: int | None) -> RunOptions | None:
+def run_options(reader: Options, loaders: Loaders, steps: int | None, ranks: int) -> RunOptions | None:
     """The options of the run; None where there is no data to elaborate it on."""
     machine, keys = reader.machine, reader.keys
     if steps is not None:
@@ -26,7 +26,7 @@ def run_options(reader: Options, loaders: Loaders, steps: int | None) -> RunOpti
         message = f"the run {reader.run.name} has neither :steps nor :epochs"
         machine.report(Error("E-RUN-001", message, reader.run.form.span, notes=[NEEDED_KEYS]))
     global_batch = reader.read("global-batch", reader.count("global-batch", 1), None)
-    loaders.default_batch = global_batch
+    loaders.default_batch = None if global_batch is None else -(-global_batch // ranks)
     microbatches = reader.read("microbatches", reader.count("microbatches", 1), None if global_batch else 1)
     data = reader.guarded(lambda: loaders.named(reader.need("data"), ":data"), None)
     made = RunOptions(
@@ -53,7 +53,8 @@ def run_options(reader: Options, loaders: Loaders, steps: int | None) -> RunOpti
         reader.guarded(lambda k=key: reader.need(k), None)  # type: ignore[misc]
     if header is None:
         return None
-    return replace(made, short=training_short(made, header, loaders.spec(data or "")))
+    by_ranks = data in loaders.without_batch and global_batch is not None
+    return replace(made, short=training_short(made, header, loaders.spec(data or "")), batch_by_ranks=by_ranks)
 
 
 def _refuse_unrecorded(reader: Options, made: RunOptions) -> None:
