@@ -84,6 +84,8 @@ def initial_value(
     normals: Normals | None = None,
 ) -> Array32:
     """The initial value of parameter `name`, float32[shape]; threads and `normals` change the time, never a bit."""
+    if not math.prod(shape):
+        return np.empty(shape, np.float32)
     key = key_of(seed, name, purpose="initial")
     make, _ = INITIALIZERS[initializer.kind]
     return make(Draw(key, tuple(shape), fans(tuple(shape), initializer.convolution), initializer, threads, normals))
