@@ -11,6 +11,8 @@ Scratch, in floats: a margin, packed tiles of a, a tile of c, a margin, the pack
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from sexpgpu.codegen import gemm_pack, gemm_tile
 from sexpgpu.codegen.gemm_pack import ELEMENTS, narrowed, widened
 from sexpgpu.codegen.gemm_tile import Tiling
@@ -19,14 +21,23 @@ from sexpgpu.ir.types import SIZES
 
 # The argument words. The rows of c are cut into `tiles` of almost equal height: `taller` of them, the first, have one row
 # more than the kernel's least. Tables hold offsets in elements. A `step` is the distance along k, for operands that are
-# read where they lie (`direct`); rows of a narrow a are then widened as they lie. `sums` is where the block's sums begin in
+# read where they lie (`b_direct`, `a_way`). `sums` is where the block's sums begin in
 # scratch.
 WORDS = (
     *("n", "k", "tiles", "taller", "block_tiles", "block_columns", "row_blocks", "column_blocks"),
     *("a", "b", "c", "a_starts", "b_starts", "c_starts", "c_row", "adds", "depth", "panel_columns"),
-    *("a_direct", "b_direct", "a_row", "a_step", "b_step", "a_rows", "a_steps", "b_columns", "b_steps", "sums"),
+    *("a_way", "b_direct", "a_row", "a_step", "b_step", "a_rows", "a_steps", "b_columns", "b_steps", "sums"),
 )
 TABLES = {"a": "a_rows", "b": "b_columns"}
+
+
+class WayOfA(IntEnum):
+    """How the inner kernel reads a tile of a: from packed steps of k, where it lies, or from rows copied as they lie, side
+    by side and widened to f32."""
+
+    PACKED, IN_PLACE, COPIED = 0, 1, 2
+
+
 # Tiles of a are packed together, so that whole cache lines are read of an a whose rows lie side by side; and so many
 # steps of k at a time, so that a line is still there for the next vector.
 MOST_DEPTH, PACKED_TILES, PACKED_STEPS, MARGIN = 384, 8, 64, 16
@@ -131,12 +142,11 @@ class _Driver:
             c, c_row, adds = self.sums, f.mul(whole, columns), f.choose(f.test("sgt", k, 0), 1, 0)
         with f.loop(0, self.tiles, PACKED_TILES) as first:
             until = f.least(f.add(first, PACKED_TILES), self.tiles)
-            a_direct = f.test("ne", word["a_direct"], 0)
-            with f.unless(a_direct):
+            with f.when(f.test("eq", word["a_way"], WayOfA.PACKED)):
                 self._pack_a(first, until, k, depth)
-            if self.dtype != "f32" and not self.tiling.pairs:
-                with f.when(a_direct):
-                    self._widen_a(first, until, k, depth)
+            if not self.tiling.pairs:
+                with f.when(f.test("eq", word["a_way"], WayOfA.COPIED)):
+                    self._copy_a(first, until, k, depth)
             with f.loop(first, until) as number:
                 rows, i, kernel = self._tile(number)
                 a, a_row, a_step = self._operand_a(i, f.sub(number, first), k, depth)
@@ -247,8 +257,8 @@ class _Driver:
         f = self.f
         return f.choose(f.test("eq", turn, 0), f.sub(count, 1), f.sub(turn, 1))
 
-    def _widen_a(self, first: str, until: str, k: str, depth: str) -> None:
-        """The tiles from `first` on as they lie, row after row, in f32."""
+    def _copy_a(self, first: str, until: str, k: str, depth: str) -> None:
+        """The rows of the tiles from `first` on as they lie, in f32."""
         f, lanes, element = self.f, self.tiling.lanes, ELEMENTS[self.dtype]
         whole = f.divided(depth, lanes)
         with f.loop(first, until) as number:
@@ -268,16 +278,16 @@ class _Driver:
     def _operand_a(self, i: str, number: str, k: str, depth: str) -> tuple[str, str, str]:
         """The place of a tile of a, and its steps between rows and along k."""
         f, word = self.f, self.word
-        direct = f.test("ne", word["a_direct"], 0)
-        there = packed = self._packed_a(number, depth)
-        row, step = depth, "1"
-        if self.dtype == "f32" or self.tiling.pairs:
-            row, step = word["a_row"], word["a_step"]
-            there = f.at(f.at(self.a, f.mul(f.add(self.i0, i), row)), f.mul(k, step))
+        direct, copied = f.test("eq", word["a_way"], WayOfA.IN_PLACE), f.test("eq", word["a_way"], WayOfA.COPIED)
+        packed = self._packed_a(number, depth)
+        row, step = f.choose(copied, depth, 1), f.choose(copied, 1, self.tiling.pitch)
+        if self.dtype != "f32" and not self.tiling.pairs:
+            return packed, row, step
+        there = f.at(f.at(self.a, f.mul(f.add(self.i0, i), word["a_row"])), f.mul(k, word["a_step"]))
         return (
             f.let(f"select i1 {direct}, ptr {there}, ptr {packed}"),
-            f.choose(direct, row, 1),
-            f.choose(direct, step, self.tiling.pitch),
+            f.choose(direct, word["a_row"], row),
+            f.choose(direct, word["a_step"], step),
         )
 
     def _pack(self, name: str, lanes: tuple[str, str, str], steps: tuple[str, str, str], out: str, width: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from sexpgpu.codegen.gemm import MOST_DEPTH, WORDS, emit_gemm, scratch_floats
+from sexpgpu.codegen.gemm import MOST_DEPTH, WORDS, WayOfA, emit_gemm, scratch_floats
 from sexpgpu.codegen.gemm_pack import ELEMENTS
 from sexpgpu.codegen.gemm_tile import Tiling
 from sexpgpu.interp.processor import features, simd_class
@@ -48,10 +48,11 @@ def tiling_of(launch: Product) -> Tiling:
 PAGE, MOST_CROWDED = 1024, 8
 # The least multiply-adds of a block, and the most blocks of a launch.
 BLOCK_WORK, MOST_BLOCKS = 1_000_000, 64
-# Multiply-adds in whose time an element is packed, is widened as it lies, or is read where it lies.
-PACKED, WIDENED, READ = 12.0, 6.0, 3.0
+# Multiply-adds in whose time an element is packed, is copied as it lies, or is read where it lies.
+PACKED, COPIED, READ = 24.0, 12.0, 3.0
+COST_OF_A = {WayOfA.PACKED: PACKED, WayOfA.COPIED: COPIED, WayOfA.IN_PLACE: READ}
 # What of a block's time may go into packing: so much to make four blocks of a launch, less to make more.
-FEW_BLOCKS, SPENT_ON_FEW, SPENT = 4, 0.4, 0.2
+FEW_BLOCKS, SPENT_ON_FEW, SPENT = 4, 0.5, 0.15
 # Below so many a launch is one block of the tape.
 SHARED_WORK = 250_000
 
@@ -109,7 +110,7 @@ class Cut(msgspec.Struct, frozen=True):
     block_columns: int
     depth: int
     panel_columns: int
-    a_direct: bool
+    a_way: WayOfA
     b_direct: bool
 
 
@@ -120,22 +121,22 @@ def cut(launch: Product, tiling: Tiling) -> Cut:
     in_rows = launch.a.column == 1 and not launch.a.columns
     if tiling.pairs:
         # A row's pairs are words of 32 bits where they lie, if all rows begin with a whole one.
-        a_direct, b_direct = in_rows and not launch.a.rows and launch.a.row % 2 == 0 and not crowded, False
-        a_cost = READ if a_direct else PACKED
+        in_place = in_rows and not launch.a.rows and launch.a.row % 2 == 0 and not crowded
+        a_way, b_direct = WayOfA.IN_PLACE if in_place else WayOfA.PACKED, False
     elif launch.dtype == "f32":
-        a_direct = not launch.a.has_loops and ((in_rows and not crowded) or launch.k <= 1 or few_columns)
+        in_place = not launch.a.has_loops and ((in_rows and not crowded) or launch.k <= 1 or few_columns)
+        a_way = WayOfA.IN_PLACE if in_place else WayOfA.COPIED if in_rows else WayOfA.PACKED
         b_direct = not launch.b.has_loops and (launch.b.column == 1 or launch.n <= 1) and few_rows
-        a_cost = READ if a_direct else PACKED
     else:
-        a_direct, b_direct, a_cost = in_rows, False, WIDENED if in_rows else PACKED
-    block_tiles, block_columns = _blocks(launch, tiling, a_cost, READ if b_direct else PACKED)
+        a_way, b_direct = WayOfA.COPIED if in_rows else WayOfA.PACKED, False
+    block_tiles, block_columns = _blocks(launch, tiling, COST_OF_A[a_way], READ if b_direct else PACKED)
     steps = launch.k // 2 if tiling.pairs else launch.k
     pieces = max(-(-steps // MOST_DEPTH), 1)
     depth = max(_whole(-(-steps // pieces), 8), 8)
     # About so many floats at a time: a short last part would pack all of a again for itself.
     parts = max(round(depth * block_columns / PANELS), 1)
     panel_columns = _whole(-(-block_columns // parts), tiling.columns)
-    return Cut(block_tiles, block_columns, depth, panel_columns, a_direct, b_direct)
+    return Cut(block_tiles, block_columns, depth, panel_columns, a_way, b_direct)
 
 
 def _whole(size: int, unit: int) -> int:
@@ -193,7 +194,7 @@ def prepare(launch: Product, tiling: Tiling, address_of: Callable[[Place], int])
         "adds": int(launch.accumulate),
         "depth": made.depth,
         "panel_columns": made.panel_columns,
-        "a_direct": int(made.a_direct),
+        "a_way": int(made.a_way),
         "b_direct": int(made.b_direct),
         "a_row": a.row // each,
         "a_step": a.column,
