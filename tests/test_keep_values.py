@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from on_cpu import run_graph
 from test_plan_random import draw
-from test_special_values import SMALL, folder
+from test_special_values import RUNS, SMALL, folder
 
 from sexpgpu import load
 from sexpgpu.ir.evaluate import evaluate_graph
 from sexpgpu.ir.graph import Graph
 from sexpgpu.passes.pipeline import training_graph
 from sexpgpu.train.feed import training_feed
+from sexpgpu.train.model import initial_parameters
 
 __all__ = ["folder"]
 
@@ -44,10 +45,9 @@ def compare(graph: Graph, values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_the_fused_executor_stays_within_the_reference_s_rounding(name: str, folder: Path) -> None:
-    made = load(folder / f"{name}.sexp", set=SMALL[name])
-    experiment = made.elaborated
+    experiment = load(folder / f"{name}.sexp", set=SMALL[name], run=RUNS.get(name)).elaborated
     graph = training_graph(experiment)
     options = experiment.options
     feed = training_feed(experiment.loaders[options.data], graph, 0, folder, options.microbatches, None, False)
-    parameters = made.init(seed=5)
+    parameters = dict(initial_parameters(experiment, 5))
     compare(graph, {**parameters, **feed.take(1, 0)})
