@@ -13,6 +13,7 @@ from elaborating import header_of
 import sexpgpu
 from sexpgpu.catalogue import CATALOGUE
 from sexpgpu.errors import Diagnostics, Error
+from sexpgpu.lang.layout import formatted
 from sexpgpu.lang.program import program_of
 from sexpgpu.lang.reader import decode
 from sexpgpu.loaderspec import Header, LoaderSpec
@@ -67,6 +68,12 @@ def mutated(draw: Random, texts: Sequence[str], donors: Sequence[str]) -> str:
     return "".join(tokens)
 
 
+def respaced(draw: Random, text: str) -> str:
+    """The text with other spaces, line ends and comments between its tokens."""
+    between = (" ", "\n", "\n\n", "  ", "\t", "\r\n", " ; c\n", "\n; d\n", " #| b |# ", "\n#|\nb|#\n", " #;")
+    return "".join(draw.choice(between) if token.isspace() else token for token in _TOKEN.findall(text))
+
+
 def _piece(draw: Random, tokens: Sequence[str]) -> tuple[int, int]:
     """The range of a token, or of the form that begins with it."""
     start = draw.randrange(len(tokens))
@@ -88,10 +95,16 @@ def header(spec: LoaderSpec) -> Header:
 
 
 def check(text: str) -> None:
-    """The text gives an experiment, or problems that can be shown. Less work is allowed than to users: it is fuzzed often."""
+    """The text gives an experiment, or problems that can be shown; laid out twice it is as once.
+
+    Less work is allowed than to users: it is fuzzed often.
+    """
+    source = Source("fuzzed.sexp", text)
     try:
+        laid_out = formatted(source)
+        assert formatted(Source("fuzzed.sexp", laid_out)) == laid_out
         with patch.object(machine, "MAXIMUM_WORK", 20_000):
-            elaborate(program_of(Source("fuzzed.sexp", text)), header)
+            elaborate(program_of(source), header)
     except Diagnostics as problems:
         for error in problems.errors:
             assert error.render().startswith(f"error[{error.code}]: ")

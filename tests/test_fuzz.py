@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from random import Random
 
-from fuzzing import check, mutated, seeds
+from fuzzing import check, mutated, respaced, seeds
 
 # With the fuzzing of the reader alone, 20 s; scripts/verify fuzz goes on for ten minutes, guided by coverage.
 SECONDS = 14
@@ -21,6 +21,8 @@ def test_mutated_experiments_give_an_experiment_or_problems() -> None:
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         text = mutated(draw, texts, texts)
+        if runs % 4 == 0:
+            text = respaced(draw, text)
         try:
             check(text)
         except Exception as problem:

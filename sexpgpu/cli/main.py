@@ -134,6 +134,20 @@ def show(words: tuple[str, ...], arch: str | None, **options: Any) -> None:
 
 
 @commands.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE…")
+@click.option("--check", is_flag=True, help="Change nothing; exit code 1 where a file would change.")
+def fmt(files: tuple[str, ...], check: bool) -> int:
+    """Lay FILEs out anew, `-` from stdin to stdout; print the names of those that changed.
+
+    Lines begin where you began them; indentation and spaces are made regular, lines are broken at 100 columns, columns
+    that you aligned stay aligned. Comments and brackets are kept, and what is read stays the same.
+    """
+    from sexpgpu.cli.fmt import format_files
+
+    return format_files(files, check)
+
+
+@commands.command()
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 def doctor(as_json: bool) -> int:
     """What this machine has of what a run needs, and the fix for what it has not."""
