@@ -320,6 +320,18 @@ def test_a_from_file_that_is_not_well_formed_is_refused(init: str, tmp_path: Pat
     assert caught.value.errors[0].code in ("E-TYPE-001", "E-NAME-001")
 
 
+def test_a_scalar_begins_with_a_scalar(tmp_path: Path) -> None:
+    save_file({"s": np.array(2.5, np.float16)}, tmp_path / "s.safetensors")
+    path = tmp_path / "scalar.sexp"
+    path.write_text(
+        '(defloader digits (builtin "digits" :batch 8))\n'
+        "(defrun r :data digits :steps 1 :optimizer (sgd)\n"
+        '  :loss (mean (* x (param "s" [] (from-file "s.safetensors" "s"))) :axis -1))\n'
+    )
+    made = sexpgpu.load(path)
+    assert made.init()["s"].shape == () and made.trainer(device="cpu").parameters["s"] == 2.5
+
+
 # Frozen parameters
 
 

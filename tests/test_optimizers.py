@@ -128,6 +128,26 @@ def test_adafactor_keeps_a_number_for_each_row_and_each_column() -> None:
     assert {(s.name, s.shape) for s in made.states} == {("rows", (5, 1)), ("columns", (1, 64))}
 
 
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [
+        (":relative false :scale false", 0.03 * 4),
+        (":relative false", 0.03 * 4 * 2.0),
+        (":scale false", 0.03 * 4),
+        (":lr (* lr step) :eps [1e-30 5] :relative false", 0.03 * 4 * 5.0),
+        (":lr 7 :scale false", 1 / 2),
+    ],
+)
+def test_adafactors_steps_are_relative_and_scaled_only_if_asked(options: str, rate: float) -> None:
+    """Of a vector whose gradient never changed the update is its sign; the parameter's root mean square is 2."""
+    start, gradient = np.array([2.0, -2.0, 2.0]), np.array([0.5, -3.0, 0.1])
+    lr = "" if ":lr" in options else ":lr (* lr step)"
+    text = run_of(f"(+ x (sum {parameter('p', start)}))", "(defhyper lr 0.03)", optimizer=f"(adafactor {lr} {options})")
+    values = {"parameter:p": start, "gradient:p": gradient, "state:p:v": gradient**2}
+    after = updated(elaborated(text), values, {"updates": 4, "step": 4})["parameter:p"]
+    np.testing.assert_allclose(after, start - rate * np.sign(gradient), rtol=1e-12)
+
+
 def test_adafactor_leaves_rows_and_columns_that_never_had_a_gradient(tmp_path: Path) -> None:
     """In f32: products of two of the least moments would be 0, and 0/0 no number."""
     loss = '(sum (* g (param "p" [4 3] ones)))'

@@ -206,7 +206,7 @@ def fitted(stored: StoredArray, parameter: Parameter, what: str, span: Span | No
         raise Error("E-SHAPE-001", message, span)
     if stored.stored_dtype not in FLOATS:
         raise Error("E-CKPT-003", f"{what} is {stored.stored_dtype}, a parameter begins with floats", span)
-    return lambda: np.ascontiguousarray(stored.read(), np.float32)
+    return lambda: np.asarray(stored.read(), np.float32, order="C")
 
 
 # `(from-file PATH KEY)`
