@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,17 @@ def test_two_ranks_have_the_bits_of_one(tmp_path: Path) -> None:
     (two,) = (tmp_path / "two").glob("*/*")
     assert kept(two, STEPS) == kept(one, STEPS)
     assert records(two) == records(one)
+
+
+def test_a_step_that_float16_skips_changes_no_average(tmp_path: Path) -> None:
+    """The first loss scales overflow; the steps after them are applied."""
+    trainer = sexpgpu.load(example(tmp_path)).trainer(device="cpu", precision="float16")
+    applied, averages = [], [trainer.averages["w"]]
+    for _ in range(8):
+        applied.append(trainer.step().applied)
+        averages.append(trainer.averages["w"])
+    assert applied == sorted(applied) and {False, True} == set(applied)
+    assert [not np.array_equal(before, after) for before, after in pairwise(averages)] == applied
 
 
 def test_on_the_simulated_card_they_have_the_bits_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from test_ranks import environment, mpirun
 
 import sexpgpu
 from sexpgpu.cli.check import check_request
+from sexpgpu.cli.main import commands
 from sexpgpu.errors import Diagnostics, Error
 from sexpgpu.train.launch import run
 from sexpgpu.train.progress import Progress
@@ -104,6 +105,19 @@ def test_the_flag_replaces_the_source_and_keeps_the_renames(tmp_path: Path, monk
     path, expected = pretrained(file)
     monkeypatch.chdir(path.parent)
     assert same(begun(file, init=path.name), expected, "body.up.weight")
+
+
+def test_the_command_line_has_the_flag(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = example(tmp_path, "")
+    save_file({"body.up.bias": np.full(16, 0.5, np.float32)}, tmp_path / "one.safetensors")
+    flags = ["--init", str(tmp_path / "one.safetensors"), "--out", str(tmp_path / "runs"), "--steps", "0"]
+    commands.main(["run", str(file), "--run", "tune", *flags], standalone_mode=False)
+    out, err = capfd.readouterr()
+    assert "init: 1 of 4 tensors begin as in" in err
+    made = load_file(Path(out.strip()) / "checkpoints" / "step-00000000" / "params.safetensors")
+    assert (made["body.up.bias"] == 0.5).all()
+    commands.main(["check", str(file), "--run", "tune", *flags[:2]], standalone_mode=False)
+    assert "init: 1 of 4 tensors begin as in" in capfd.readouterr().out
 
 
 def test_the_averages_of_a_run_are_taken_unless_raw(tmp_path: Path) -> None:

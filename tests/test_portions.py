@@ -149,7 +149,7 @@ class AfterStep(StopRequest):
         return self.steps <= 0
 
 
-@pytest.mark.parametrize("step", [2, 3, 4, 6])
+@pytest.mark.parametrize("step", [4, 6])
 def test_a_run_of_epochs_goes_on_exactly_in_an_epoch_and_at_its_end(step: int, tmp_path: Path) -> None:
     file = example(tmp_path, ":microbatches 2 :epochs 2 :checkpoint (every 3)", batch=":batch 3").read_text()
     (tmp_path / "fit.sexp").write_text(file.replace(":order file", ":order shuffled"))
@@ -177,12 +177,11 @@ def test_uneven_shares_of_a_global_batch_have_the_bits_of_one_rank(ranks: int, t
     assert records(folder) == records(alone)
 
 
-@pytest.mark.parametrize(("ranks", "batch"), [(1, 10), (2, 5), (3, 4)])
+@pytest.mark.parametrize(("ranks", "batch"), [(2, 5), (3, 4)])
 def test_without_a_batch_it_is_each_ranks_share_and_the_header_says_so(ranks: int, batch: int, tmp_path: Path) -> None:
     file = example(tmp_path, ":global-batch 10 :epochs 2", batch="")
     folder, said = by_ranks(ranks, file)
-    shown = "1 rank" if ranks == 1 else f"{ranks} ranks"
-    assert f"batch       {batch} = :global-batch 10 / {shown}: another rank count gives other bits\n" in said
+    assert f"batch       {batch} = :global-batch 10 / {ranks} ranks: another rank count gives other bits\n" in said
     assert f"10 examples ({-(-10 // batch)} × {batch})" in said
     assert_same(outcome(folder), reference(rows(10, 10, 10, 10)))
 
