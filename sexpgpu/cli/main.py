@@ -133,6 +133,26 @@ def show(words: tuple[str, ...], arch: str | None, **options: Any) -> None:
     click.echo(show_stage(request, stages[0], arch))
 
 
+@commands.command("eval")
+@click.argument("form")
+@click.option("--file", "file", metavar="FILE", help="Have the definitions of FILE in scope.")
+@click.option("--variant", "variants", multiple=True, metavar="NAME", help="Take a defvariant of FILE; repeats.")
+@click.option("--set", "sets", multiple=True, metavar="K=V", help="Replace a hyperparameter of FILE; repeats.")
+@click.option("--seed", default=0, metavar="N", help="Seed of initial values and draws.")
+@click.option("--allow-outside", is_flag=True, help="Let includes leave the file's folder.")
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+def evaluate(
+    form: str, file: str | None, variants: tuple[str, ...], sets: tuple[str, ...], seed: int, allow_outside: bool, as_json: bool
+) -> None:
+    """Print the value of FORM: a number, a list, or a tensor with its type, computed on the CPU.
+
+    Definitions may stand before it, as in '(defun f (x) (* x x)) (f [1 2])'. Parameters have their initial values.
+    """
+    from sexpgpu.cli.evaluate import evaluate_text
+
+    click.echo(evaluate_text(form, file, variants, sets, seed, allow_outside, as_json))
+
+
 @commands.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE…")
 @click.option("--check", is_flag=True, help="Change nothing; exit code 1 where a file would change.")

@@ -17,6 +17,8 @@ from sexpgpu.ops.table import OPS
 Array = np.ndarray[Any, Any]
 # Gives the uniform field of a `random` node at an index of a scan (0 outside).
 Draw = Callable[[Node, int], Array]
+# Sees every node and its operands before it is computed, those of bodies, too.
+Watch = Callable[[Node, list[Any]], None]
 
 
 def evaluate_graph(
@@ -26,9 +28,10 @@ def evaluate_graph(
     *,
     wide: bool = True,
     draw: Draw | None = None,
+    watch: Watch | None = None,
 ) -> dict[str, Array]:
     """The outputs by name. `inputs` are by the input nodes' names; `wide` computes floats in float64, else in their dtype."""
-    values = evaluate_nodes(graph, inputs, hosts, wide=wide, draw=draw)
+    values = evaluate_nodes(graph, inputs, hosts, wide=wide, draw=draw, watch=watch)
     return {name: np.asarray(values[node]) for name, node in graph.outputs.items()}
 
 
@@ -39,17 +42,19 @@ def evaluate_nodes(
     *,
     wide: bool = True,
     draw: Draw | None = None,
+    watch: Watch | None = None,
 ) -> dict[Node, Any]:
     """The value of every node, a list where a node gives several."""
-    meaning = _Meaning(hosts or {}, wide, draw)
+    meaning = _Meaning(hosts or {}, wide, draw, watch)
     return meaning.nodes(graph, [inputs[node.attributes["name"]] for node in graph.inputs])
 
 
 class _Meaning:
-    def __init__(self, hosts: Mapping[str, float], wide: bool, draw: Draw | None) -> None:
+    def __init__(self, hosts: Mapping[str, float], wide: bool, draw: Draw | None, watch: Watch | None) -> None:
         self.hosts = hosts
         self.wide = wide
         self.draw = draw
+        self.watch = watch
         # The word `scan` of a draw's counter.
         self.position = 0
 
@@ -70,6 +75,8 @@ class _Meaning:
         return np.dtype(np.float64) if self.wide and dtype in FLOATS else numpy_dtype(dtype)
 
     def _node(self, node: Node, operands: list[Any]) -> Any:
+        if self.watch is not None:
+            self.watch(node, operands)
         if node.op == "host":
             return np.asarray(evaluate_host(node.attributes["expression"], self.hosts), self._dtype("f32"))
         if node.op == "random":

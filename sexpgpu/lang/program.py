@@ -92,13 +92,15 @@ def load_program(
     run: str | None = None,
     *,
     allow_outside: bool = False,
+    further: Sequence[Form] = (),
 ) -> Program:
-    """The program of a file. `sets` are texts KEY=VALUE. Raises Diagnostics where it cannot be read."""
+    """The program of a file, with `further` definitions. `sets` are texts KEY=VALUE. Raises Diagnostics where it cannot
+    be read."""
     try:
         source = load_source(path)
     except Error as error:
         raise Diagnostics([error]) from None
-    return program_of(source, variants, sets, run, allow_outside=allow_outside)
+    return program_of(source, variants, sets, run, allow_outside=allow_outside, further=further)
 
 
 def program_of(
@@ -108,9 +110,11 @@ def program_of(
     run: str | None = None,
     *,
     allow_outside: bool = False,
+    further: Sequence[Form] = (),
 ) -> Program:
-    """The program of a text that is already there."""
+    """The program of a text that is already there, with `further` definitions."""
     expansion = expand(source, allow_outside)
+    expansion.forms += further
     if any(error.code.startswith("E-READ") for error in expansion.errors):
         raise Diagnostics(expansion.errors)
     with deep_recursion(), uncollected():
