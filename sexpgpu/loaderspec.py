@@ -10,7 +10,7 @@ import msgspec
 
 from sexpgpu.source import Span
 
-LoaderKind = Literal["text", "token-file", "arrays", "builtin"]
+LoaderKind = Literal["text", "token-file", "lines", "arrays", "builtin"]
 Option = int | float | str | bool
 
 

@@ -7,8 +7,6 @@ A source is opened in two stages. Constructed, it has read headers only: fields,
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from fractions import Fraction
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,12 +26,11 @@ from sexpgpu.train.datafiles import (
     stored_arrays,
     token_file,
 )
-from sexpgpu.train.order import Positions, order
+from sexpgpu.train.order import Positions
+from sexpgpu.train.padded import line_source
+from sexpgpu.train.share import Share, cut, limited, needed
 
 Array = NDArray[Any]
-
-# How far from one the sum of fractions may end and still mean the whole: (/ 1 3) three times does.
-ROUNDED_FRACTION = 1e-9
 
 
 class ExampleSource(Protocol):
@@ -51,50 +48,6 @@ class ExampleSource(Protocol):
     def identity(self) -> str:
         """A hash of the contents, the same wherever they lie."""
         ...
-
-
-def cut(total: int, spec: LoaderSpec) -> tuple[int, int]:
-    """The loader's part [low, high) of `total` bytes, tokens or examples. 0.9 of n ends at floor(0.9 n), as in nanoGPT."""
-    if spec.split is None:
-        if spec.part is not None:
-            raise Error("E-DATA-003", f":part {spec.part} without :split", spec.span)
-        return 0, total
-    names = [name for name, _ in spec.split]
-    for name, fraction in spec.split:
-        if not 0 < fraction <= 1:
-            raise Error("E-DATA-003", f"the fraction of {name} is {fraction:g}, not above 0 and at most 1", spec.span)
-    # Fractions are decimal as written: 0.7 + 0.2 of a hundred is 90, whatever float64 makes of the sum.
-    ends = list(accumulate(Fraction(repr(float(fraction))) for _, fraction in spec.split))
-    if ends[-1] > 1 + ROUNDED_FRACTION:
-        message = f"the fractions of :split sum to {float(ends[-1]):g}, more than 1"
-        raise Error("E-DATA-003", message, spec.span)
-    if spec.part not in names:
-        raise no_such_part(spec, names)
-    bounds = [0] + [total if abs(end - 1) <= ROUNDED_FRACTION else int(total * end) for end in ends]
-    index = names.index(spec.part)
-    return bounds[index], bounds[index + 1]
-
-
-def no_such_part(spec: LoaderSpec, names: list[str]) -> Error:
-    if spec.part is None:
-        return Error("E-DATA-003", f":split needs :part, one of {', '.join(names)}", spec.span)
-    close = nearest(spec.part, names)
-    notes = [f"did you mean {close}?"] if close else [f"the parts are {', '.join(names)}"]
-    return Error("E-DATA-003", f"no part {spec.part} in :split", spec.span, notes=notes)
-
-
-def needed(value: int | None, keyword: str, spec: LoaderSpec) -> int:
-    """An option that the source cannot do without."""
-    if value is None:
-        raise Error("E-DATA-007", f"{spec.kind} needs {keyword}", spec.span)
-    if value < 1:
-        raise Error("E-DATA-007", f"{keyword} is {value}, not at least 1", spec.span)
-    return value
-
-
-def limited(count: int, spec: LoaderSpec) -> int:
-    """`count`, or `:limit` where that is less."""
-    return count if spec.limit is None else min(count, needed(spec.limit, ":limit", spec))
 
 
 class Windows:
@@ -212,20 +165,14 @@ class Arrays:
 
     def __init__(self, spec: LoaderSpec, stored: Mapping[str, StoredArray]) -> None:
         batch = needed(spec.batch, ":batch", spec)
-        total = first_axis(stored, spec)
-        low, high = cut(total, spec)
-        self.count = limited(high - low, spec)
-        if batch > self.count:
-            which = f"part {spec.part}" if spec.part else "the data"
-            raise Error("E-DATA-002", f":batch {batch} needs {batch} examples, {which} has {self.count}", spec.span)
+        self.share = Share(spec, first_axis(stored, spec))
+        self.count = self.share.count
         self.fields: Mapping[str, Field] = {
             name: Field(READ_AS[array.stored_dtype], (batch, *array.shape[1:])) for name, array in stored.items()
         }
         self.vocabulary: int | None = None
         self.shift_limit = 1
         self.stored = stored
-        self.part = None if spec.split is None else (low, high, total)
-        self.rows: Positions | None = None
         self.arrays: dict[str, Array] = {}
 
     def array(self, name: str) -> Array:
@@ -233,22 +180,9 @@ class Arrays:
             self.arrays[name] = self.stored[name].read()
         return self.arrays[name]
 
-    def examples(self, rows: Positions) -> Positions:
-        """The examples of the file that the part's rows are: a keyed choice, in the order of the file.
-
-        The key is no run's seed: a split belongs to the data, so that a run with another seed, or an analysis of the
-        model years later, holds out the same examples.
-        """
-        if self.part is None:
-            return rows
-        if self.rows is None:
-            low, high, total = self.part
-            self.rows = np.sort(order(0, 0, np.arange(low, high), total, "split"))
-        return self.rows[rows]
-
     def gather(self, rows: Positions, shift: int, fields: Collection[str] | None) -> dict[str, Array]:
         assert shift == 0, "examples are not shifted"
-        examples = self.examples(rows)
+        examples = self.share.examples(rows)
         return {
             name: np.take(self.array(name), examples, axis=0).astype(numpy_dtype(field.dtype), order="C")
             for name, field in self.fields.items()
@@ -325,6 +259,7 @@ def builtin_source(spec: LoaderSpec, cache: Path | None) -> ExampleSource:
 SOURCES: dict[str, Callable[[LoaderSpec, Path | None], ExampleSource]] = {
     "text": text_source,
     "token-file": token_source,
+    "lines": line_source,
     "arrays": array_source,
     "builtin": builtin_source,
 }

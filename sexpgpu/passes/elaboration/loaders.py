@@ -23,6 +23,7 @@ _COMMON = ("batch", "split", "part", "limit", "order")
 KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "text": ("tokenizer", "seq", *_COMMON),
     "token-file": ("dtype", "seq", *_COMMON),
+    "lines": ("tokenizer", "seq", *_COMMON),
     "arrays": _COMMON,
     "builtin": ("tokenizer", "seq", *_COMMON),
 }
