@@ -313,6 +313,18 @@ CATALOGUE: dict[str, Entry] = _table(
         _text_run('(builtin "poems" :tokenizer (bytes) :seq 8 :batch 2)'),
     ),
     Entry(
+        "E-DATA-008",
+        "a record that cannot be read",
+        "a text that is not UTF-8, a line that is not the JSON it should be, a cell that is no number",
+        "mend the place that the message names: file, line and, of a cell, its column",
+    ),
+    Entry(
+        "E-DATA-009",
+        "data that needs a package which is missing",
+        "what reads this kind of data is not installed with sexpgpu itself",
+        "install the extra that the message names",
+    ),
+    Entry(
         "E-STORE-001",
         "the run folder is in use",
         "another process writes to it; a run folder has one writer at a time",

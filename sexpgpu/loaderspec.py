@@ -10,14 +10,14 @@ import msgspec
 
 from sexpgpu.source import Span
 
-LoaderKind = Literal["text", "token-file", "lines", "arrays", "builtin"]
+LoaderKind = Literal["text", "token-file", "lines", "jsonl", "arrays", "builtin"]
 Option = int | float | str | bool
 
 
 class LoaderSpec(msgspec.Struct, frozen=True):
     """One loader, as written. `paths` are files or globs relative to `base`; a builtin's only path is its name.
 
-    `tokenizer` is the form as a tuple, ("bytes",). `batch` None: the run gives it. `options` are a source's own.
+    `tokenizer` is the form as a tuple, ("bytes",) or ("bpe", path). `batch` None: the run gives it. `options` are a source's own.
     """
 
     kind: LoaderKind
@@ -34,6 +34,10 @@ class LoaderSpec(msgspec.Struct, frozen=True):
     order: Literal["shuffled", "file"] | None = None
     span: Span | None = None
     options: tuple[tuple[str, Option], ...] = ()
+
+    def option(self, name: str) -> Option | None:
+        """One of a source's own options; None where it is not given."""
+        return dict(self.options).get(name)
 
 
 class Field(msgspec.Struct, frozen=True):

@@ -23,6 +23,12 @@ def lines(base: Path, content: bytes, **options: Any) -> LoaderSpec:
     return LoaderSpec("lines", ("a.txt",), base=base, span=SPAN, **given)
 
 
+def jsonl(base: Path, content: str | bytes, **options: Any) -> LoaderSpec:
+    (base / "a.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
+    given = {"tokenizer": ("bytes",), "batch": 2, "seq": 8, **options}
+    return LoaderSpec("jsonl", ("a.jsonl",), base=base, span=SPAN, **given)
+
+
 def texts(loader: Loader, batches: int) -> list[bytes]:
     """The targets that count, of every row."""
     made = []
@@ -102,7 +108,7 @@ def test_the_identity_of_lines_is_of_their_content(tmp_path: Path) -> None:
 
 
 def test_a_file_without_lines_and_a_batch_of_too_many_are_refused(tmp_path: Path) -> None:
-    for content, message in ((b"\n\n", "the text has no lines"), (b"a\n", ":batch 2 needs 2 examples, the data has 1")):
+    for content, message in ((b"\n\n", "the data has no records"), (b"a\n", ":batch 2 needs 2 examples, the data has 1")):
         with pytest.raises(Error) as caught:
             header(lines(tmp_path, content))
         assert (caught.value.code, caught.value.message, caught.value.span) == ("E-DATA-002", message, SPAN)
@@ -126,3 +132,67 @@ def test_a_loss_weighted_by_the_mask_is_the_mean_over_what_is_real(tmp_path: Pat
     for byte in b"ab\nc\n":
         expected[byte] -= 1 / 5
     assert gradients["logits.w"] == pytest.approx(expected, abs=1e-6)
+
+
+# JSON
+
+
+def test_a_text_of_every_json_line_is_a_row_between_zeros(tmp_path: Path) -> None:
+    loader = open_loader(jsonl(tmp_path, '{"text": "a\\nb", "n": 1}\n\n{"n": 2, "text": "\u00e9"}\n'), 0, shuffled=False)
+    batch = loader.batch(1, 0, 1)
+    assert batch["tokens"][:, :5].tolist() == [[0, 97, 10, 98, 0], [0, 0xC3, 0xA9, 0, 0]]
+    assert texts(loader, 1) == [b"a\nb\0", b"\xc3\xa9\0"]
+    assert loader.vocabulary == 256
+
+
+def test_an_empty_text_is_a_row_of_its_boundary(tmp_path: Path) -> None:
+    loader = open_loader(jsonl(tmp_path, '{"text": ""}\n{"text": "a"}\n{"text": ""}'), 0, shuffled=False)
+    assert texts(loader, 2) == [b"\0", b"a\0", b"\0", b"\0"]
+
+
+def test_field_says_which_key_and_boundary_which_token(tmp_path: Path) -> None:
+    options = (("field", "body"), ("boundary", "\n"))
+    place = jsonl(tmp_path, '{"body": "a", "text": "b"}\n' * 2, options=options)
+    assert texts(open_loader(place, 0, False), 1) == [b"a\n", b"a\n"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"text": "a"', "a.jsonl:3: not JSON: "),
+        ("[1]", "a.jsonl:3: not a JSON object: [1]"),
+        ('{"Text": "a"}', "a.jsonl:3: no text in it; did you mean :field 'Text'?"),
+        ('{"body": "a", "n": 1}', "a.jsonl:3: no text in it, only body, n"),
+        ('{"text": 17}', "a.jsonl:3: text is no text: 17"),
+    ],
+)
+def test_a_line_that_is_not_the_record_it_should_be_is_refused_with_its_number(
+    tmp_path: Path, line: str, words: str
+) -> None:
+    with pytest.raises(Error) as caught:
+        header(jsonl(tmp_path, f'{{"text": "a"}}\n\n{line}\n{{"text": "a"}}\n'))
+    assert caught.value.code == "E-DATA-008" and words in caught.value.message and caught.value.span is SPAN
+
+
+def test_a_json_line_that_is_not_utf_8_is_refused_with_line_and_byte(tmp_path: Path) -> None:
+    with pytest.raises(Error) as caught:
+        header(jsonl(tmp_path, b'{"text": "a"}\n{"text": "\xff"}\n'))
+    assert caught.value.code == "E-DATA-008"
+    assert "a.jsonl:2: not UTF-8: byte 24 of the file is 0xff" in caught.value.message
+
+
+def test_the_json_key_is_written_as_a_text_in_the_file(tmp_path: Path) -> None:
+    jsonl(tmp_path, '{"body": "ab"}\n{"body": "c"}\n')
+    (tmp_path / "e.sexp").write_text("""
+      (defloader d (jsonl "a.jsonl" :field "body" :tokenizer (bytes) :boundary "." :seq 4 :batch 2))
+      (defrun go :data d :optimizer (sgd) :steps 1
+        :loss (weighted (cross-entropy (linear (one-hot tokens (vocab-size d)) (vocab-size d)) targets) mask))
+    """)
+    loaders = sexpgpu.load(tmp_path / "e.sexp").elaborated.loaders
+    assert texts(open_loader(loaders["d"], 0, False), 1) == [b"ab.", b"c."]
+
+
+def test_a_boundary_of_two_bytes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Error) as caught:
+        header(jsonl(tmp_path, '{"text": "a"}\n' * 2, options=(("boundary", "ab"),)))
+    assert caught.value.code == "E-DATA-007" and "'ab' is not one token" in caught.value.message

@@ -71,4 +71,5 @@ def training_hash(experiment: Experiment, seed: int) -> str:
 def loader_text(spec: LoaderSpec) -> str:
     """A loader's record without places and paths; a builtin's only path is its name, and stays."""
     hidden = PLACES - {"paths"} if spec.kind == "builtin" else PLACES
-    return repr([(name, getattr(spec, name)) for name in spec.__struct_fields__ if name not in hidden])
+    shown = replace(spec, tokenizer=spec.tokenizer and spec.tokenizer[:1])
+    return repr([(name, getattr(shown, name)) for name in spec.__struct_fields__ if name not in hidden])

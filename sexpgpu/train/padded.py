@@ -1,4 +1,4 @@
-"""Records of text, one padded row each: the lines of text files.
+"""Records of text, one padded row each: the lines of text files, a text of each line of JSON.
 
 A row of `:seq` places is the record between two boundary tokens: `tokens` begins with the boundary, `targets` ends with
 it, and `mask` is true for each of the record's tokens and the boundary after it. A longer record is cut at `:seq`
@@ -7,25 +7,29 @@ targets, then without its last boundary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sexpgpu.errors import Error
+from sexpgpu.errors import Error, nearest
 from sexpgpu.loaderspec import Field, LoaderSpec
 from sexpgpu.train.datafiles import files_of, guarded, mapped
+from sexpgpu.train.encoded import decoded
 from sexpgpu.train.kept import Kept, digest_of, digest_of_bytes
 from sexpgpu.train.order import Positions
 from sexpgpu.train.share import Share, needed
+from sexpgpu.train.tokenizers import Bytes, Tokenizer, boundary_of, tokenizer_of
 
 Array = NDArray[Any]
 
 NEWLINE, CARRIAGE = 10, 13
-BYTES = ("bytes",)
+ENCODED_AT_ONCE = 1024
 SCANNED_AT_ONCE = 1 << 26
 
 
@@ -89,19 +93,99 @@ class Records:
 
 
 def line_source(spec: LoaderSpec, cache: Path | None) -> Records:
-    """The lines of text files; empty ones are no records."""
-    if spec.tokenizer not in (None, BYTES):
-        raise Error("E-DATA-007", f"no tokenizer {spec.tokenizer[0]}", spec.span, notes=["there is (bytes)"])
+    """The lines of text files; empty ones are no records. As bytes they are read where they lie."""
+    tokenizer = tokenizer_of(spec)
+    boundary = boundary_of(tokenizer, spec, "\n")
+    if not isinstance(tokenizer, Bytes):
+        return _encoded_source(spec, cache, tokenizer, boundary, line_texts)
     paths = files_of(spec)
-    digests = [guarded(path, spec, partial(digest_of, path, cache)) for path in paths]
+    kept = Kept(
+        cache, f"lines {_digests(paths, spec, cache)}",
+        lambda: places_of_lines([mapped(path, spec) for path in paths]),
+    )  # fmt: skip
+    return _records(spec, kept, lambda: [mapped(path, spec) for path in paths], tokenizer, boundary)
 
-    def places() -> Mapping[str, Array]:
-        return places_of_lines([mapped(path, spec) for path in paths])
 
-    kept = Kept(cache, f"lines {digests}", places)
-    if kept.places()["begin"].shape[0] == 0:
-        raise Error("E-DATA-002", "the text has no lines", spec.span)
-    return Records(spec, kept, lambda: [mapped(path, spec) for path in paths], 256, NEWLINE)
+def jsonl_source(spec: LoaderSpec, cache: Path | None) -> Records:
+    """A text of every line's JSON object, under the key `:field`."""
+    tokenizer = tokenizer_of(spec)
+    return _encoded_source(spec, cache, tokenizer, boundary_of(tokenizer, spec, "\0"), json_texts)
+
+
+def _encoded_source(
+    spec: LoaderSpec,
+    cache: Path | None,
+    tokenizer: Tokenizer,
+    boundary: int,
+    texts: Callable[[Path, LoaderSpec], Iterator[str]],
+) -> Records:
+    """Records whose tokens are made from their texts and kept."""
+    paths = files_of(spec)
+
+    def make() -> Mapping[str, Array]:
+        return encoded_records(tokenizer, (text for path in paths for text in texts(path, spec)))
+
+    key = f"{spec.kind} {spec.option('field')} {tokenizer.key} {_digests(paths, spec, cache)}"
+    kept = Kept(cache, key, make)
+    return _records(spec, kept, lambda: [kept.arrays()["tokens"]], tokenizer, boundary)
+
+
+def _digests(paths: list[Path], spec: LoaderSpec, cache: Path | None) -> list[str]:
+    return [guarded(path, spec, partial(digest_of, path, cache)) for path in paths]
+
+
+def _records(
+    spec: LoaderSpec, places: Kept, open_parts: Callable[[], list[Array]], tokenizer: Tokenizer, boundary: int
+) -> Records:
+    if places.places()["begin"].shape[0] == 0:
+        raise Error("E-DATA-002", "the data has no records", spec.span)
+    return Records(spec, places, open_parts, tokenizer.vocabulary, boundary)
+
+
+def encoded_records(tokenizer: Tokenizer, texts: Iterator[str]) -> dict[str, Array]:
+    """The records' tokens end to end, and where each begins and ends."""
+    found: list[Array] = tokenizer.encode([""])
+    lengths: list[int] = []
+    while some := list(islice(texts, ENCODED_AT_ONCE)):
+        rows = tokenizer.encode(some)
+        lengths += [row.size for row in rows]
+        found.append(np.concatenate(rows))
+    end = np.cumsum(np.array(lengths, np.int64))
+    return {"tokens": np.concatenate(found), "begin": end - np.array(lengths, np.int64), "end": end}
+
+
+def line_texts(path: Path, spec: LoaderSpec) -> Iterator[str]:
+    content = mapped(path, spec)
+    for begin, end in zip(*lines_in(content)):
+        yield decoded(content, int(begin), int(end), str(path), spec.span)
+
+
+def json_texts(path: Path, spec: LoaderSpec) -> Iterator[str]:
+    key, content = str(spec.option("field") or "text"), mapped(path, spec)
+    for begin, end in zip(*lines_in(content)):
+        line = decoded(content, int(begin), int(end), str(path), spec.span)
+        if line.strip():
+            try:
+                yield json_text(line, key)
+            except ValueError as problem:
+                number = int(np.count_nonzero(content[:begin] == NEWLINE)) + 1
+                raise Error("E-DATA-008", f"{path}:{number}: {problem}", spec.span) from problem
+
+
+def json_text(line: str, key: str) -> str:
+    """The text under a key of a JSON object. ValueError says what is wrong."""
+    try:
+        record = msgspec.json.decode(line)
+    except msgspec.DecodeError as problem:
+        raise ValueError(f"not JSON: {problem}") from problem
+    if not isinstance(record, dict):
+        raise ValueError(f"not a JSON object: {line[:40]}")
+    if key not in record:
+        close = nearest(key, list(record))
+        raise ValueError(f"no {key} in it" + (f"; did you mean :field {close!r}?" if close else f", only {', '.join(record)}"))
+    if not isinstance(record[key], str):
+        raise ValueError(f"{key} is no text: {str(record[key])[:40]}")
+    return str(record[key])
 
 
 def places_of_lines(contents: list[Array]) -> dict[str, Array]:

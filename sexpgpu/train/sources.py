@@ -22,13 +22,15 @@ from sexpgpu.train.datafiles import (
     TokenFile,
     files_of,
     mapped,
-    sized,
     stored_arrays,
     token_file,
 )
+from sexpgpu.train.encoded import Content, contents_of, encoded
+from sexpgpu.train.kept import digest_of_bytes
 from sexpgpu.train.order import Positions
-from sexpgpu.train.padded import line_source
+from sexpgpu.train.padded import jsonl_source, line_source
 from sexpgpu.train.share import Share, cut, limited, needed
+from sexpgpu.train.tokenizers import Bytes, tokenizer_of
 
 Array = NDArray[Any]
 
@@ -51,18 +53,18 @@ class ExampleSource(Protocol):
 
 
 class Windows:
-    """Windows of seq + 1 tokens with stride seq over token arrays that lie end to end."""
+    """Windows of seq + 1 tokens with stride seq over what lies inside the bounds of token arrays laid end to end."""
 
     def __init__(
         self,
         spec: LoaderSpec,
-        total: int,
+        bounds: tuple[int, int],
         vocabulary: int | None,
         unit: str,
         open_parts: Callable[[], list[Array]],
     ) -> None:
         seq, batch = needed(spec.seq, ":seq", spec), needed(spec.batch, ":batch", spec)
-        self.low, self.high = cut(total, spec)
+        self.low, self.high = bounds
         self.tokens = self.high - self.low
         if self.tokens < seq + 1:
             which = f" in part {spec.part}" if spec.part else ""
@@ -123,19 +125,21 @@ def windows_at(parts: list[Array], starts: Positions, length: int) -> Array:
     return windows
 
 
-def text_source(spec: LoaderSpec, _cache: Path | None) -> Windows:
-    paths = files_of(spec)
-    total = sum(sized(path, spec) for path in paths)
-    return byte_windows(spec, total, lambda: [mapped(path, spec) for path in paths])
+def text_source(spec: LoaderSpec, cache: Path | None) -> Windows:
+    return text_windows(spec, contents_of(spec, cache), cache)
 
 
-def byte_windows(spec: LoaderSpec, total: int, open_parts: Callable[[], list[Array]]) -> Windows:
-    """A text as tokens: with (bytes), the only tokenizer so far, they are its bytes."""
-    if spec.tokenizer not in (None, ("bytes",)):
-        raise Error("E-DATA-007", f"no tokenizer {spec.tokenizer[0]}", spec.span, notes=["there is (bytes)"])
+def text_windows(spec: LoaderSpec, contents: list[Content], cache: Path | None) -> Windows:
+    """A text as tokens: with (bytes) they are read where they lie, else encoded and kept. A split cuts the bytes."""
+    tokenizer = tokenizer_of(spec)
+    total = sum(content.size for content in contents)
     if total == 0:
         raise Error("E-DATA-002", "the text is empty", spec.span)
-    return Windows(spec, total, 256, "bytes", open_parts)
+    if isinstance(tokenizer, Bytes):
+        return Windows(spec, cut(total, spec), 256, "bytes", lambda: [content.bytes() for content in contents])
+    kept = encoded(contents, *cut(total, spec), tokenizer, cache, spec.span)
+    tokens = kept.places()["tokens"].shape[0]
+    return Windows(spec, (0, tokens), tokenizer.vocabulary, "tokens", lambda: [kept.arrays()["tokens"]])
 
 
 def token_source(spec: LoaderSpec, _cache: Path | None) -> Windows:
@@ -145,7 +149,7 @@ def token_source(spec: LoaderSpec, _cache: Path | None) -> Windows:
     if len({file.dtype for file in files}) > 1:
         raise Error("E-DATA-005", "the token files have different dtypes", spec.span)
     total = sum(file.count for file in files)
-    return Windows(spec, total, files[0].vocabulary, "tokens", lambda: [tokens_of(file, spec) for file in files])
+    return Windows(spec, cut(total, spec), files[0].vocabulary, "tokens", lambda: [tokens_of(file, spec) for file in files])
 
 
 def tokens_of(file: TokenFile, spec: LoaderSpec) -> Array:
@@ -240,7 +244,8 @@ def builtin_source(spec: LoaderSpec, cache: Path | None) -> ExampleSource:
     name = spec.paths[0]
     if name in TEXTS:
         text: BuiltinText = TEXTS[name](cache)
-        return byte_windows(spec, text.size_bytes(), lambda: [text.bytes()])
+        content = Content(name, text.size_bytes(), lambda: digest_of_bytes([text.bytes().data]), text.bytes)
+        return text_windows(spec, [content], cache)
     if name == DIGITS:
         here = Path("digits")
         return Arrays(
@@ -260,6 +265,7 @@ SOURCES: dict[str, Callable[[LoaderSpec, Path | None], ExampleSource]] = {
     "text": text_source,
     "token-file": token_source,
     "lines": line_source,
+    "jsonl": jsonl_source,
     "arrays": array_source,
     "builtin": builtin_source,
 }

@@ -19,11 +19,14 @@ from sexpgpu.passes.elaboration.values import POISON, Problem, Value, describe, 
 HeaderReader = Callable[[LoaderSpec], Header]
 
 _COMMON = ("batch", "split", "part", "limit", "order")
+# Options that only one kind of source has, each a text.
+_OWN = ("field", "boundary")
 # The keywords of each source.
 KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "text": ("tokenizer", "seq", *_COMMON),
     "token-file": ("dtype", "seq", *_COMMON),
-    "lines": ("tokenizer", "seq", *_COMMON),
+    "lines": ("tokenizer", "boundary", "seq", *_COMMON),
+    "jsonl": ("field", "tokenizer", "boundary", "seq", *_COMMON),
     "arrays": _COMMON,
     "builtin": ("tokenizer", "seq", *_COMMON),
 }
@@ -122,7 +125,8 @@ class _SpecForm:
             what = "the name of a source" if kind == "builtin" else "a path"
             raise Error("E-SYN-001", f"{kind} takes {what}, then keys", form.span)
         paths, base = self._paths(positional[0])
-        options: dict[str, Any] = {key: getattr(self, f"_{key.replace('-', '_')}")(value) for key, value in keywords.items()}
+        options: dict[str, Any] = {key: getattr(self, f"_{key}")(value) for key, value in keywords.items() if key not in _OWN}
+        options["options"] = tuple([(key, self._text(value, f":{key}")) for key, value in keywords.items() if key in _OWN])
         if "batch" not in options:
             self.loaders.without_batch.add(name)
             options["batch"] = self.loaders.default_batch
@@ -136,11 +140,16 @@ class _SpecForm:
         return tuple([str(item) for item in items]), folder_of(self.form.span, *items)
 
     def _tokenizer(self, form: Form) -> tuple[str, ...]:
-        if isinstance(form, Listing) and form.head is not None:
-            rest = form.items[1:]
-            if all(isinstance(item, Text) for item in rest):
-                return (form.head, *[item.value for item in rest if isinstance(item, Text)])
-        raise Error("E-SYN-001", ':tokenizer is (bytes) or (bpe "tokenizer.json")', form.span)
+        if not isinstance(form, Listing) or form.head is None:
+            raise Error("E-SYN-001", ':tokenizer is (bytes) or (bpe "tokenizer.json")', form.span)
+        texts = [self._text(item, form.head) for item in form.items[1:]]
+        return (form.head, *[str(folder_of(form.span, text) / text) for text in texts])
+
+    def _text(self, form: Form, what: str) -> str:
+        value = self.loaders.value(form)
+        if not isinstance(value, str):
+            raise Error("E-TYPE-001", f"{what} takes a text, not {describe(value)}", form.span)
+        return value
 
     def _seq(self, form: Form) -> int:
         return self.loaders.integer(form, ":seq")
