@@ -52,7 +52,7 @@ BLOCK_WORK, MOST_BLOCKS = 1_000_000, 64
 PACKED, COPIED, READ = 24.0, 12.0, 3.0
 COST_OF_A = {WayOfA.PACKED: PACKED, WayOfA.COPIED: COPIED, WayOfA.IN_PLACE: READ}
 # What of a block's time may go into packing: so much to make four blocks of a launch, less to make more.
-FEW_BLOCKS, SPENT_ON_FEW, SPENT = 4, 0.5, 0.15
+FEW_BLOCKS, SPENT_ON_FEW, SPENT = 4, 0.8, 0.15
 # Below so many a launch is one block of the tape.
 SHARED_WORK = 250_000
 
