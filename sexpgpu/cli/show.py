@@ -79,6 +79,7 @@ def _kernels(experiment: Experiment) -> str:
     from sexpgpu.codegen.numba_attention import attention_kernel, emit_attention
     from sexpgpu.codegen.numba_indexed import emit_indexed
     from sexpgpu.codegen.numba_kernel import emit
+    from sexpgpu.interp.gemm import tiling
 
     sources: dict[str, None] = {}
     for graph in lowered_graphs(experiment).values():
@@ -88,7 +89,7 @@ def _kernels(experiment: Experiment) -> str:
             elif isinstance(launch, Indexed):
                 sources.setdefault(emit_indexed(launch.op, launch.dtype, launch.index_dtype or "i64"))
             elif isinstance(launch, Attention):
-                sources.setdefault(emit_attention(*attention_kernel(launch)))
+                sources.setdefault(emit_attention(*attention_kernel(launch, tiling())))
     return "\n\n".join(sources)
 
 

@@ -97,7 +97,7 @@ def _in_a_row(f: Function, table: str, lanes: int) -> str:
     return f.let(f"call i1 @llvm.vector.reduce.and.v{lanes}i1(<{lanes} x i1> {same})")
 
 
-def _transposed(f: Function, lanes: int, rows: list[str]) -> list[str]:
+def transposed(f: Function, lanes: int, rows: list[str]) -> list[str]:
     """Columns of a square of vectors: in each round the halves of the list interleave."""
     half = lanes // 2
     low = [place for lane in range(half) for place in (lane, lane + lanes)]
@@ -180,7 +180,7 @@ def _pack_lanes(f: Function, reader: _Source, lanes: int) -> None:
     with f.loop(0, whole, lanes) as k:
         run = _in_a_row(f, reader.table(k), reader.each * lanes)
         with f.when(run):
-            columns = _transposed(f, lanes, [reader.run(source, k, lanes) for source in sources])
+            columns = transposed(f, lanes, [reader.run(source, k, lanes) for source in sources])
             for lane, column in enumerate(columns):
                 f.store(vector, column, f.at("%out", f.mul(f.add(k, lane), "%width")), 4)
         with f.unless(run), f.loop(0, lanes) as number:

@@ -6,7 +6,7 @@ result is scaled when the maximum grows. Backward, a unit is one head of k and v
 rows come from the last block to the first, so that the first that is done covers every column. Blocks of columns beyond
 the diagonal are left out where all that they would multiply is finite; else 0 · NaN has to be NaN, and nothing is.
 
-Words: 0 cblas_sgemm   1 rows   2 columns   3 width   4 width of v   5 heads   6 heads of q a head of k   7 8 rows and
+Words: 0 cblas_sgemm or our own small_gemm   1 rows   2 columns   3 width   4 width of v   5 heads   6 heads of q a head of k   7 8 rows and
 columns of a block   9 blocks of rows   10 scale (f32)   11 … for each operand: address, bytes between batch entries and
 between heads, elements between rows; the mask, last, also between columns, and between rows in bytes.
 Operands: q k v out lse, or q k v out lse dout dq dk dv; then the mask. lse may have the address 0: it is not wanted.
@@ -17,6 +17,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
+from sexpgpu.codegen import gemm_small
+from sexpgpu.codegen.gemm_tile import Tiling
 from sexpgpu.codegen.layout import units_per_block
 from sexpgpu.plan.kernel import Attention, Place, attention_flops
 
@@ -232,7 +234,8 @@ BACKWARD_NAMES = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "mask")
 class _Writer:
     """Writes a kernel's lines, those in capitals in full."""
 
-    def __init__(self, backward: bool, causal: bool, masked: bool) -> None:
+    def __init__(self, backward: bool, causal: bool, masked: bool, small: bool) -> None:
+        self.product = "small_gemm" if small else "scaled_sgemm"
         self.names = BACKWARD_NAMES if backward else FORWARD_NAMES
         self.causal = causal
         self.masked = masked
@@ -256,7 +259,7 @@ class _Writer:
         if word == "SCORES":
             self.write(_SCORES, depth)
         elif word == "PRODUCT":
-            self.lines.append(f"{' ' * depth}scaled_sgemm(word(args, 0), {rest})")
+            self.lines.append(f"{' ' * depth}{self.product}(word(args, 0), {rest})")
         elif word == "FINITE":
             address, rows, width, step = rest.split(", ")
             self.write(_FINITE.format(address=address, rows=rows, width=width, step=step), depth)
@@ -283,9 +286,9 @@ class _Writer:
         self.lines += [" " * depth + line for line in lines]
 
 
-def emit_attention(backward: bool, causal: bool, masked: bool) -> str:
-    """The source of one of the kernels."""
-    writer = _Writer(backward, causal, masked)
+def emit_attention(backward: bool, causal: bool, masked: bool, small: bool) -> str:
+    """The source of one of the kernels; `small`: its products are our own."""
+    writer = _Writer(backward, causal, masked, small)
     writer.write(_BACKWARD if backward else _FORWARD, 4)
     title = "".join(
         text for given, text in ((backward, ", backward"), (causal, ", causal"), (masked, ", masked")) if given
@@ -294,10 +297,11 @@ def emit_attention(backward: bool, causal: bool, masked: bool) -> str:
     return _HEAD.format(title=title, row_bytes=row_bytes) + "\n".join(writer.lines) + "\n"
 
 
-def attention_kernel(launch: Attention) -> tuple[bool, bool, bool]:
-    """What of a launch decides its kernel."""
+def attention_kernel(launch: Attention, tiling: Tiling) -> tuple[bool, bool, bool, bool]:
+    """What of a launch decides its kernel, on a CPU whose products have these tiles."""
     assert launch.dtype == "f32", launch
-    return launch.backward, launch.causal, launch.masked
+    small = gemm_small.takes(tiling, block_of(launch)[0], launch.width, launch.value_width)
+    return launch.backward, launch.causal, launch.masked, small
 
 
 def block_of(launch: Attention) -> tuple[int, int]:
@@ -307,11 +311,11 @@ def block_of(launch: Attention) -> tuple[int, int]:
     return min(ROWS, -(-rows // VECTOR) * VECTOR), min(COLUMNS, launch.columns)
 
 
-def attention_arguments(launch: Attention, sgemm: int, address_of: Callable[[Place], int]) -> list[int]:
+def attention_arguments(launch: Attention, product: int, address_of: Callable[[Place], int]) -> list[int]:
     """The words of one launch."""
     rows, columns = block_of(launch)
     (scale,) = struct.unpack("<I", struct.pack("<f", launch.scale))
-    words = [sgemm, launch.rows, launch.columns, launch.width, launch.value_width, launch.heads, launch.group]
+    words = [product, launch.rows, launch.columns, launch.width, launch.value_width, launch.heads, launch.group]
     words += [rows, columns, -(-launch.rows // rows), scale]
     loads = launch.loads[:-1] if launch.masked else launch.loads
     operands = [*loads, *launch.stores]

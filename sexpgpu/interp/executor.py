@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from sexpgpu.codegen import layout
+from sexpgpu.codegen.gemm_small import emit_small_gemm
 from sexpgpu.codegen.numba_attention import (
     attention_arguments,
     attention_kernel,
@@ -26,7 +27,7 @@ from sexpgpu.codegen.numba_indexed import (
     indexed_units,
 )
 from sexpgpu.codegen.numba_kernel import emit
-from sexpgpu.interp import products
+from sexpgpu.interp import gemm, products
 from sexpgpu.interp.cache import Cache
 from sexpgpu.interp.kernels import Kernels, load_kernels
 from sexpgpu.interp.native import Blas, find_blas
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
+
+# What the kernel of products inside attention is called by.
+SMALL_GEMM = f"small gemm {gemm.tiling()!r}"
 
 
 class Engine:
@@ -161,6 +165,8 @@ class Executable:
         self.engine = engine
         wanted = [_wanted(launch, engine.blas) for launch in flattened(plan.launches)]
         engine.want(dict(wanted))
+        if any(isinstance(launch, Attention) for launch in flattened(plan.launches)):
+            engine.want({SMALL_GEMM: lambda: emit_small_gemm(gemm.tiling())})
         self._texts = [text for text, _ in wanted]
         engine.reserve(base_bytes + plan.arena_bytes)
         self._memory = _Memory([self._own(number) for number in range(len(plan.buffers))])
@@ -279,7 +285,9 @@ class Executable:
             units, per_block = indexed_units(launch)
         elif isinstance(launch, Attention):
             assert self.engine.blas is not None, "attention was planned without a BLAS library"
-            arguments = attention_arguments(launch, self.engine.blas.sgemm, address)
+            small = attention_kernel(launch, gemm.tiling())[-1]
+            product = self.engine.address(SMALL_GEMM) if small else self.engine.blas.sgemm
+            arguments = attention_arguments(launch, product, address)
             scratch = attention_scratch_bytes(launch)
             units, per_block = attention_units(launch)
         else:
@@ -297,6 +305,6 @@ def _wanted(launch: Kernel, blas: Blas | None) -> tuple[str, Callable[[], str]]:
         dtypes = launch.dtype, launch.index_dtype or "i64"
         return f"indexed {launch.op} {dtypes}", partial(emit_indexed, launch.op, *dtypes)
     if isinstance(launch, Attention):
-        form = attention_kernel(launch)
+        form = attention_kernel(launch, gemm.tiling())
         return f"attention {form}", partial(emit_attention, *form)
     return products.wanted(launch, blas)

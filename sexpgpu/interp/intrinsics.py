@@ -8,6 +8,7 @@ argmax_D(x, i, y, j)  argmin_D    whether x at place i goes before y at place j
 narrow_OP_D(a)  join_OP_D(a)      256 lanes at a into the first 32; 32 lanes into one value
 join_argmax_D(a, b, lanes)        values at a and places at b into one place
 sgemm(…)  scaled_sgemm(…)         a call of cblas_sgemm by its address
+small_gemm(…)                     a call of our own product of small blocks
 """
 
 from __future__ import annotations
@@ -348,12 +349,27 @@ def scaled_sgemm(  # type: ignore[no-untyped-def]
     return types.void(types.int64, types.int64, types.float32, *(types.int64,) * 9), generate
 
 
+@intrinsic
+def small_gemm(  # type: ignore[no-untyped-def]
+    typingctx, call, flags, alpha, m, n, k, a, lda, b, ldb, c, ldc
+):
+    """Our own product of small blocks (codegen/gemm_small.py) by its address."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: list[Any]) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [I64, TYPES["f32"], *[I64] * 9])
+        builder.call(builder.inttoptr(operands[0], kind.as_pointer()), operands[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32, *(types.int64,) * 9), generate
+
+
 _FIXED: dict[str, Callable[[], Any]] = {
     "word": lambda: _simple(types.int64, (types.int64, types.int64), _word),
     "least": lambda: _simple(types.int64, (types.int64, types.int64), _least),
     "quotient": lambda: _simple(types.int64, (types.int64, types.int64), lambda b, o: b.sdiv(*o)),
     "remainder": lambda: _simple(types.int64, (types.int64, types.int64), lambda b, o: b.srem(*o)),
     "scaled_sgemm": lambda: scaled_sgemm,
+    "small_gemm": lambda: small_gemm,
     "sgemm": lambda: sgemm,
 }
 
