@@ -74,6 +74,15 @@ def k_exp(x: Value) -> Value:
     return value * from_bits((first + 127) << 23) * from_bits((power - first + 127) << 23)
 
 
+def _exp_to_20(x: Value) -> Value:
+    """The same bits for 0 ≤ x ≤ 20, and NaN for NaN: MAGIC's bits are all above those that 2^n is made of."""
+    shifted = fma(x, 1 / log(2), MAGIC)
+    n = shifted - MAGIC
+    r = fma(n, 2.12194440e-4, fma(n, -0.693359375, x))
+    value = fma(_horner(r, EXP) * r, r, r) + 1.0
+    return value * from_bits((bits(shifted) << 23) + 0x3F800000)
+
+
 # (e^r − 1 − r) / r² by Taylor: r ≤ log 2 / 2, relative error 2^-45.
 EXPM1_WIDE = tuple(1.0 / k for k in (479001600, 39916800, 3628800, 362880, 40320, 5040, 720, 120, 24, 6, 2))
 LOG2_HIGH = 0.6931471804855391  # 32 bits, so that products with a small integer are exact
@@ -235,11 +244,11 @@ TANH_NEAR = 0.52
 
 
 def k_tanh(x: Value) -> Value:
-    """An odd polynomial near 0, else 1 − 2/(e^2|x| + 1)."""
+    """An odd polynomial near 0, else 1 − 2/(e^2|x| + 1), whose exponential needs one factor of 2^n."""
     t = from_bits(bits(x) & 0x7FFFFFFF)
     s = t * t
     near = fma(_horner(s, (1.57394409e-2, -5.23025580e-2, 1.33152172e-1, -3.33327681e-1)) * s, t, t)
-    far = 1.0 - 2.0 / (k_exp(t + t) + 1.0)
+    far = 1.0 - 2.0 / (_exp_to_20(select(t > 10.0, 10.0, t) * 2.0) + 1.0)
     return _signed_as(select(t < TANH_NEAR, near, far), x)
 
 
