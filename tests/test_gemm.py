@@ -48,7 +48,7 @@ def run(cache: Cache) -> Iterator[Run]:
         text, source = gemm.kernel_of(launch, tiling)
         if text not in kept:
             kept[text] = load_kernels({text: source}, cache)
-        made = gemm.prepare(launch, tiling, lambda place: arrays[place.buffer].ctypes.data + place.offset)
+        made = gemm.prepare(launch, tiling, 2, lambda place: arrays[place.buffer].ctypes.data + place.offset)
         words, scratch = np.array(made.words, np.int64), aligned(made.scratch_bytes)
         scratch.view(np.uint8)[:] = 0xFF  # NaN wherever something is read before it is written
         for unit in reversed(range(made.units)):
@@ -166,9 +166,25 @@ def test_an_element_has_the_same_bits_however_rows_and_columns_are_cut(
     product(31, 17, part)
     assert np.array_equal(part[:31, :17], whole[:31, :17])
     monkeypatch.setattr(gemm, "BLOCK_WORK", 1000)
+    monkeypatch.setattr(gemm, "SPENT", 10.0)
+    matrices = [Matrix(Place(p), n, 1, (0,)) for p, n in enumerate((700, 90, 90))]
+    many = gemm.cut(Product(dtype, 200, 90, 700, *matrices), AVX2, 2)
+    assert many.block_tiles * AVX2.rows < 100 and many.block_columns < 90
     cut = np.empty_like(whole)
     product(200, 90, cut)
     assert np.array_equal(cut, whole)
+
+
+def test_each_worker_has_a_block_and_no_more_are_cut_than_packing_is_worth() -> None:
+    matrices = [Matrix(Place(p), n, 1, (0,)) for p, n in enumerate((512, 512, 512))]
+    square = Product("f32", 512, 512, 512, *matrices)
+    counts = []
+    for workers in (1, 2, 4, 8):
+        made = gemm.cut(square, AVX2, workers)
+        tiles = gemm.tiles_of(512, AVX2).count
+        counts.append(-(-tiles // made.block_tiles) * -(-512 // made.block_columns))
+    # Already two blocks pack one of the operands twice: (24 + 2 · 24) / 512 of their time, more than a twentieth.
+    assert counts == [1, 2, 4, 8]
 
 
 def windows(x: Any, width: int, step: int) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...], Any]:

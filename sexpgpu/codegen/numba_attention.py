@@ -6,9 +6,10 @@ result is scaled when the maximum grows. Backward, a unit is one head of k and v
 rows come from the last block to the first, so that the first that is done covers every column. Blocks of columns beyond
 the diagonal are left out where all that they would multiply is finite; else 0 · NaN has to be NaN, and nothing is.
 
-Words: 0 cblas_sgemm or our own small_gemm   1 rows   2 columns   3 width   4 width of v   5 heads   6 heads of q a head of k   7 8 rows and
-columns of a block   9 blocks of rows   10 scale (f32)   11 … for each operand: address, bytes between batch entries and
-between heads, elements between rows; the mask, last, also between columns, and between rows in bytes.
+Words: 0 cblas_sgemm or our own small_gemm   1 rows   2 columns   3 width   4 width of v   5 heads   6 heads of q a head
+of k   7 8 rows and columns of a block   9 blocks of rows   10 scale (f32)   11 … for each operand: address, bytes
+between batch entries and between heads, elements between rows; the mask, last, also between columns, and between rows
+in bytes.
 Operands: q k v out lse, or q k v out lse dout dq dk dv; then the mask. lse may have the address 0: it is not wanted.
 """
 

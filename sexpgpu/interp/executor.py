@@ -291,7 +291,7 @@ class Executable:
             scratch = attention_scratch_bytes(launch)
             units, per_block = attention_units(launch)
         else:
-            made = products.prepare(launch, self.engine.blas, address)
+            made = products.prepare(launch, self.engine.blas, self.engine.threads, address)
             self._tables.append(made.tables)
             arguments, scratch, units, per_block = made.words, made.scratch_bytes, made.units, made.units_per_block
         return Record(function, np.array(arguments, np.int64), units, per_block), scratch

@@ -51,8 +51,8 @@ BLOCK_WORK, MOST_BLOCKS = 1_000_000, 64
 # Multiply-adds in whose time an element is packed, is copied as it lies, or is read where it lies.
 PACKED, COPIED, READ = 24.0, 12.0, 3.0
 COST_OF_A = {WayOfA.PACKED: PACKED, WayOfA.COPIED: COPIED, WayOfA.IN_PLACE: READ}
-# What of a block's time may go into packing: so much to make four blocks of a launch, less to make more.
-FEW_BLOCKS, SPENT_ON_FEW, SPENT = 4, 0.8, 0.15
+# What of a block's time may go into packing: so much to make a block for each worker, less to make more.
+SPENT_ON_FEW, SPENT = 0.8, 0.05
 # Below so many a launch is one block of the tape.
 SHARED_WORK = 250_000
 
@@ -103,8 +103,8 @@ def kernel_of(launch: Product, tiling: Tiling) -> tuple[str, Callable[[], str]]:
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """How a product is cut, by its shape alone: a block's tiles and columns, the depth of a piece of k, columns of b
-    that are packed together, which operands are read where they lie."""
+    """How a product is cut, by its shape and the number of workers, on which no sum depends: a block's tiles and columns,
+    the depth of a piece of k, columns of b that are packed together, which operands are read where they lie."""
 
     block_tiles: int
     block_columns: int
@@ -114,7 +114,7 @@ class Cut(msgspec.Struct, frozen=True):
     b_direct: bool
 
 
-def cut(launch: Product, tiling: Tiling) -> Cut:
+def cut(launch: Product, tiling: Tiling, workers: int) -> Cut:
     few_columns, few_rows = launch.n <= 2 * tiling.columns, launch.m <= tiling.rows
     # Rows a page apart share sets of the first-level cache: many of a tile would push each other out of it.
     crowded = tiling.rows > MOST_CROWDED and launch.a.row % (2 * PAGE if tiling.pairs else PAGE) == 0
@@ -129,7 +129,7 @@ def cut(launch: Product, tiling: Tiling) -> Cut:
         b_direct = not launch.b.has_loops and (launch.b.column == 1 or launch.n <= 1) and few_rows
     else:
         a_way, b_direct = WayOfA.COPIED if in_rows else WayOfA.PACKED, False
-    block_tiles, block_columns = _blocks(launch, tiling, COST_OF_A[a_way], READ if b_direct else PACKED)
+    block_tiles, block_columns = _blocks(launch, tiling, workers, (COST_OF_A[a_way], READ if b_direct else PACKED))
     steps = launch.k // 2 if tiling.pairs else launch.k
     pieces = max(-(-steps // MOST_DEPTH), 1)
     depth = max(_whole(-(-steps // pieces), 8), 8)
@@ -143,8 +143,9 @@ def _whole(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _blocks(launch: Product, tiling: Tiling, a_cost: float, b_cost: float) -> tuple[int, int]:
-    """(tiles, columns) of a block: as many blocks as are worth it, cut so that packing takes the least."""
+def _blocks(launch: Product, tiling: Tiling, workers: int, costs: tuple[float, float]) -> tuple[int, int]:
+    """(tiles, columns) of a block: as many blocks as are worth it, cut so that packing takes the least. Every cut packs
+    operands again that lie beyond the caches, which costs more than a block that ends later than the others."""
     tiles, panels = tiles_of(launch.m, tiling).count, max(-(-launch.n // tiling.columns), 1)
     entries = max(len(launch.c.starts), 1)
 
@@ -154,22 +155,22 @@ def _blocks(launch: Product, tiling: Tiling, a_cost: float, b_cost: float) -> tu
     def spent(way: tuple[int, int]) -> float:
         """On packing, for each multiply-add. A block's columns share its rows of a, its rows its columns of b."""
         high, wide = sizes(*way)
-        return a_cost / (wide * tiling.columns) + b_cost / (high * tiling.rows)
+        return costs[0] / (wide * tiling.columns) + costs[1] / (high * tiling.rows)
 
     best, count = (1, 1), 2
     while count * entries <= MOST_BLOCKS and launch.m * launch.n * launch.k >= count * BLOCK_WORK:
         ways = [(count // c, c) for c in (1, 2, 4, 8, 16, 32, 64) if c <= count and c <= panels and count // c <= tiles]
         way = min(ways, key=spent, default=(1, 1))
-        if spent(way) > (SPENT_ON_FEW if count * entries <= FEW_BLOCKS else SPENT) or way == (1, 1):
+        if spent(way) > (SPENT_ON_FEW if count // 2 * entries < workers else SPENT) or way == (1, 1):
             break
         best, count = way, 2 * count
     high, wide = sizes(*best)
     return high, min(wide * tiling.columns, max(launch.n, 1))
 
 
-def prepare(launch: Product, tiling: Tiling, address_of: Callable[[Place], int]) -> Prepared:
+def prepare(launch: Product, tiling: Tiling, workers: int, address_of: Callable[[Place], int]) -> Prepared:
     """Everything that a record of this product needs."""
-    tiles, made = tiles_of(launch.m, tiling), cut(launch, tiling)
+    tiles, made = tiles_of(launch.m, tiling), cut(launch, tiling, workers)
     each = 2 if tiling.pairs else 1
     a, b, c = launch.a, launch.b, launch.c
     starts = np.array([m.starts for m in (a, b, c)], np.int64)

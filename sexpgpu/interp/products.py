@@ -140,11 +140,11 @@ def wanted(launch: Product, blas: Blas | None) -> tuple[str, Callable[[], str]]:
     return f"product {launch.dtype} {unit_columns}", partial(emit_plain_product, launch.dtype, unit_columns)
 
 
-def prepare(launch: Product, blas: Blas | None, address_of: Callable[[Place], int]) -> Prepared:
+def prepare(launch: Product, blas: Blas | None, workers: int, address_of: Callable[[Place], int]) -> Prepared:
     """Everything that a record of this product needs."""
     engine = engine_of(launch, blas)
     if engine == "own":
-        return gemm.prepare(launch, gemm.tiling_of(launch), address_of)
+        return gemm.prepare(launch, gemm.tiling_of(launch), workers, address_of)
     size = SIZES[launch.dtype]
     pieces = cut(launch)
     tables = np.array([m.starts for m in (launch.a, launch.b, launch.c)], np.int64) * size
