@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sexpgpu.codegen.gemm_small import emit_small_gemm
 from sexpgpu.codegen.gemm_tile import Tiling
 from sexpgpu.interp import gemm
 from sexpgpu.interp.cache import Cache
@@ -270,3 +271,25 @@ def test_tiles_cover_every_row_once(m: int, tiling: Tiling) -> None:
     assert made.least * made.count + made.taller == m
     assert 0 <= made.taller <= made.count
     assert made.least + (made.taller > 0) <= tiling.rows
+
+
+@pytest.mark.parametrize("tiling", EVERY_TILING, ids=str)
+@pytest.mark.parametrize("flags", range(8))
+def test_blocks_in_the_caches_are_multiplied_in_every_order(cache: Cache, tiling: Tiling, flags: int) -> None:
+    """Tiles of several heights (37 = 2 · 14 + 8 + 1); a b that lies transposed need not fill its last panel."""
+    m, k = 37, 4 * tiling.lanes
+    n = 2 * tiling.columns - (3 if flags & 2 else 0)
+    room, alpha = 2 * tiling.columns, 0.75
+    a = RNG.normal(size=(k, m) if flags & 1 else (m, k)).astype(np.float32)
+    b = RNG.normal(size=(n, k) if flags & 2 else (k, n)).astype(np.float32)
+    c = RNG.normal(size=(m, room)).astype(np.float32)
+    text = f"small {tiling!r}"
+    kernels = load_kernels({text: lambda: emit_small_gemm(tiling)}, cache)
+    kinds = (ctypes.c_int64, ctypes.c_float, *(ctypes.c_int64,) * 9)
+    call = ctypes.CFUNCTYPE(None, *kinds)(kernels.addresses[text])
+    wide_a, wide_b = (x.astype(np.float64) for x in (a.T if flags & 1 else a, b.T * alpha if flags & 2 else b))
+    expected = wide_a @ wide_b + (c[:, :n] if flags & 4 else 0)
+    # A sum of k products and what was there, in any order, and the product with alpha: k + 2 roundings.
+    bound = (k + 2) * 2.0**-24 * (np.abs(wide_a) @ np.abs(wide_b) + np.abs(c[:, :n]))
+    call(flags, alpha, m, n, k, a.ctypes.data, a.shape[1], b.ctypes.data, b.shape[1], c.ctypes.data, room)
+    assert np.all(np.abs(c[:, :n] - expected) <= bound)
