@@ -325,6 +325,12 @@ CATALOGUE: dict[str, Entry] = _table(
         "install the extra that the message names",
     ),
     Entry(
+        "E-DATA-010",
+        "columns that are not there",
+        "a table has no column, or several columns, of the name, has no line of names, or differs from the other tables",
+        "name the columns as the file's first line does: :fields (x [\"width\" \"height\"] y \"label\")",
+    ),
+    Entry(
         "E-STORE-001",
         "the run folder is in use",
         "another process writes to it; a run folder has one writer at a time",

@@ -10,14 +10,25 @@ import msgspec
 
 from sexpgpu.source import Span
 
-LoaderKind = Literal["text", "token-file", "lines", "jsonl", "arrays", "builtin"]
+LoaderKind = Literal[
+    "text", "token-file", "lines", "jsonl", "arrays", "csv", "parquet", "mix", "synthetic", "builtin"
+]
 Option = int | float | str | bool
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One field of a batch: the language's dtype and the shape, batch included."""
+
+    dtype: str
+    shape: tuple[int, ...]
 
 
 class LoaderSpec(msgspec.Struct, frozen=True):
     """One loader, as written. `paths` are files or globs relative to `base`; a builtin's only path is its name.
 
     `tokenizer` is the form as a tuple, ("bytes",) or ("bpe", path). `batch` None: the run gives it. `options` are a source's own.
+    `columns`: of a table, each field's column or columns; None: every column. `parts`: of a mix, its loaders and weights.
+    `declared`: of synthetic data, name, field and limit of integers.
     """
 
     kind: LoaderKind
@@ -34,17 +45,13 @@ class LoaderSpec(msgspec.Struct, frozen=True):
     order: Literal["shuffled", "file"] | None = None
     span: Span | None = None
     options: tuple[tuple[str, Option], ...] = ()
+    columns: tuple[tuple[str, str | tuple[str, ...]], ...] | None = None
+    parts: tuple[tuple[LoaderSpec, float], ...] = ()
+    declared: tuple[tuple[str, Field, int], ...] = ()
 
     def option(self, name: str) -> Option | None:
         """One of a source's own options; None where it is not given."""
         return dict(self.options).get(name)
-
-
-class Field(msgspec.Struct, frozen=True):
-    """One field of a batch: the language's dtype and the shape, batch included."""
-
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class Header(msgspec.Struct, frozen=True):

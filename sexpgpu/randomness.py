@@ -24,7 +24,7 @@ ROUNDS = 10
 MASK = 0xFFFFFFFF
 
 Key = tuple[int, int]
-Purpose = Literal["draw", "initial", "order", "offset", "split", "builtin"]
+Purpose = Literal["draw", "initial", "order", "offset", "split", "builtin", "mix"]
 
 
 def key_of(seed: int, path: str, ordinal: int = 0, purpose: Purpose = "draw") -> Key:

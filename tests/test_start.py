@@ -284,6 +284,32 @@ def test_data_whose_header_says_something_else_is_elaborated(here: Path) -> None
         fresh(ask()[0].request, ask()[0].early)
 
 
+TABLES = """
+(defloader a (csv "a.csv" :fields (x ["p" "q"] y "label") :batch 4))
+(defloader b (synthetic :x (f32 [4 2]) :y (i32 [4] 3)))
+(defloader both (mix (a 0.5) (b 0.5)))
+(defloader words (lines "words.txt" :tokenizer (bytes) :seq 8 :batch 4))
+(defrun fit :data both :loss (cross-entropy (linear x 3) y) :optimizer (sgd) :steps 1)
+(defrun spell :data words :optimizer (sgd) :steps 1
+  :loss (weighted (cross-entropy (linear (one-hot tokens 256) 256) targets) mask)
+  :eval (every 1 words :batches 1))
+"""
+
+
+def test_a_start_on_tables_lines_and_mixes_is_kept_until_their_files_change(here: Path) -> None:
+    table = "p,q,label\n" + "1.5,2,0\n3,4,1\n" * 4
+    Path("a.csv").write_text(table)
+    Path("words.txt").write_text("one\ntwo\nthree\nfour\n")
+    Path("fit.sexp").write_text(TABLES)
+    for name in ("fit", "spell"):
+        cold, warm = imported(run("--run", name)), imported(run("--run", name))
+        assert cold and not warm
+    Path("a.csv").write_text(table.replace("2,0", "2,0.5"))
+    assert "E-DATA-006" in run("--run", "fit").stderr
+    Path("words.txt").write_text("one\ntwo\nthree\nfour\nfive\n")
+    assert imported(run("--run", "spell"))
+
+
 @pytest.mark.parametrize("place", [0, 40, -1], ids=["hash", "body", "end"])
 def test_a_damaged_start_is_made_again_and_said(one: None, place: int) -> None:
     (path,) = entries()

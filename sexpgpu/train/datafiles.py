@@ -123,24 +123,34 @@ def stored_arrays(path: Path, spec: LoaderSpec) -> Mapping[str, StoredArray]:
         raise Error("E-DATA-005", f"{path}: not a whole {path.suffix} file: {problem}", spec.span) from problem
 
 
+def array_in(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], begin: int, fortran: bool = False) -> Array:
+    """An array that stands in a file as it stands in memory, mapped read-only."""
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, "r", begin, shape, "F" if fortran else "C").view(np.ndarray)
+
+
 def npy_arrays(path: Path) -> Mapping[str, StoredArray]:
     with path.open("rb") as file:
-        return {path.stem: npy_array(file, path.stat().st_size, path, partial(read_npy, path))}
-
-
-def read_npy(path: Path) -> Array:
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        return {path.stem: npy_array(file, path.stat().st_size, path, 0)}
 
 
 def npz_arrays(path: Path) -> Mapping[str, StoredArray]:
+    """Compressed arrays are read whole, others where they lie."""
     import zipfile
 
     found = {}
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(path) as archive, path.open("rb") as plain:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
+            begin = None
+            if member.compress_type == zipfile.ZIP_STORED:
+                # A member's bytes follow its local header of 30 bytes, its name and its extra field.
+                plain.seek(member.header_offset + 26)
+                lengths = np.frombuffer(plain.read(4), "<u2")
+                begin = member.header_offset + 30 + int(lengths.sum(dtype=np.int64))
             with archive.open(member) as file:
-                found[name] = npy_array(file, member.file_size, path, partial(read_npz, path, name))
+                found[name] = npy_array(file, member.file_size, path, begin)
     return found
 
 
@@ -150,15 +160,18 @@ def read_npz(path: Path, name: str) -> Array:
     return array
 
 
-def npy_array(file: Any, size: int, path: Path, read: Callable[[], Array]) -> StoredArray:
-    """The header at the beginning of `file`; the `size` bytes must be exactly filled by it and the array."""
+def npy_array(file: Any, size: int, path: Path, begin: int | None) -> StoredArray:
+    """The header at the beginning of `file`; the `size` bytes must be exactly filled by it and the array. `begin`: where
+    in the file they stand as they are; None: nowhere."""
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read_header(file)
+    shape, fortran, dtype = read_header(file)
     data_bytes = size - file.tell()
     if not dtype.hasobject and data_bytes != dtype.itemsize * math.prod(shape):
         raise ValueError(f"{data_bytes} bytes of data do not fill {list(shape)} of {dtype}")
-    return StoredArray(path, dtype.name, shape, read)
+    if begin is None:
+        return StoredArray(path, dtype.name, shape, partial(read_npz, path, str(file.name).removesuffix(".npy")))
+    return StoredArray(path, dtype.name, shape, partial(array_in, path, dtype, shape, begin + file.tell(), fortran))
 
 
 # The dtypes of safetensors under NumPy's names; others have no NumPy type.
@@ -171,24 +184,33 @@ SAFETENSORS_DTYPES = {
 def safetensors_arrays(path: Path) -> Mapping[str, StoredArray]:
     from safetensors import SafetensorError, safe_open
 
-    found = {}
     try:
-        with safe_open(path, framework="numpy") as archive:
-            for name in archive.keys():  # noqa: SIM118
-                entry = archive.get_slice(name)
-                dtype = SAFETENSORS_DTYPES.get(entry.get_dtype(), entry.get_dtype())
-                found[name] = StoredArray(path, dtype, tuple(entry.get_shape()), partial(read_safetensors, path, name))
+        # It checks that the header is one, and that the arrays fill the file.
+        with safe_open(path, framework="numpy"):
+            pass
     except SafetensorError as problem:
         raise ValueError(str(problem)) from problem
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        entries = msgspec.json.decode(file.read(length), type=dict[str, dict[str, Any]])
+    return {
+        name: safetensors_array(path, entry, 8 + length + entry["data_offsets"][0])
+        for name, entry in entries.items()
+        if name != "__metadata__"
+    }
+
+
+def safetensors_array(path: Path, entry: Mapping[str, Any], begin: int) -> StoredArray:
+    dtype = SAFETENSORS_DTYPES.get(entry["dtype"], entry["dtype"])
+    shape = tuple(entry["shape"])
+    return StoredArray(path, dtype, shape, lambda: array_in(path, dtype_named(dtype), shape, begin))
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    import ml_dtypes
+
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
     return found
-
-
-def read_safetensors(path: Path, name: str) -> Array:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="numpy") as archive:
-        array: Array = archive.get_tensor(name)
-    return array
 
 
 ARRAY_READERS: dict[str, Callable[[Path], Mapping[str, StoredArray]]] = {

@@ -72,4 +72,6 @@ def loader_text(spec: LoaderSpec) -> str:
     """A loader's record without places and paths; a builtin's only path is its name, and stays."""
     hidden = PLACES - {"paths"} if spec.kind == "builtin" else PLACES
     shown = replace(spec, tokenizer=spec.tokenizer and spec.tokenizer[:1])
-    return repr([(name, getattr(shown, name)) for name in spec.__struct_fields__ if name not in hidden])
+    parts = [(loader_text(part), weight) for part, weight in spec.parts]
+    own = [(name, getattr(shown, name)) for name in spec.__struct_fields__ if name not in hidden | {"parts"}]
+    return repr([*own, ("parts", parts)])

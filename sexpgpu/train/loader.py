@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sexpgpu.loaderspec import Field, Header, LoaderSpec
+from sexpgpu.train.mix import Mix
 from sexpgpu.train.order import Positions, offset, order
 from sexpgpu.train.sources import SOURCES, ExampleSource
 
@@ -37,10 +38,21 @@ def open_loader(
     cache: Path | None = None,
 ) -> Loader:
     """The loader with its data open. `shuffled` is the use's default, `:order` wins; only `fields` are ever read."""
-    source = SOURCES[spec.kind](spec, cache)
     if spec.order is not None:
         shuffled = spec.order == "shuffled"
-    return Loader(source, seed, shuffled, fields)
+    source = SOURCES[spec.kind](spec, cache)
+    return loader_of(spec, source, seed, shuffled, fields)
+
+
+def loader_of(
+    spec: LoaderSpec, source: ExampleSource, seed: int, shuffled: bool, fields: Collection[str] | None
+) -> Loader:
+    """The loader of a source; of a mix, with the loaders that it draws from, each in its own order."""
+    if not isinstance(source, Mix):
+        return Loader(source, seed, shuffled, fields)
+    own = [shuffled if part.order is None else part.order == "shuffled" for part, _ in spec.parts]
+    loaders = [loader_of(part, s, seed, o, fields) for (part, _), s, o in zip(spec.parts, source.sources, own)]
+    return MixedLoader(source, loaders, seed, shuffled, fields)
 
 
 class Portions(msgspec.Struct, frozen=True):
@@ -112,7 +124,10 @@ class Loader:
 
     def take(self, portions: Portions, step: int, microbatch: int) -> Batch:
         """The same for any way of portioning; a short batch is padded (`portions.real` says from where)."""
-        positions = portions.positions(step, microbatch)
+        return self.rows(portions.positions(step, microbatch))
+
+    def rows(self, positions: Positions) -> Batch:
+        """What stands at these positions, ascending, counted over all epochs."""
         pieces = [
             self._gather(int(epoch), positions[positions // self.count == epoch] % self.count)
             for epoch in range(int(positions[0]) // self.count, int(positions[-1]) // self.count + 1)
@@ -143,3 +158,21 @@ class Loader:
         if len(self._ordered) > 4:
             del self._ordered[next(iter(self._ordered))]
         return found
+
+
+class MixedLoader(Loader):
+    """Rows of several loaders, in shares."""
+
+    def __init__(
+        self, mix: Mix, loaders: list[Loader], seed: int, shuffled: bool, fields: Collection[str] | None
+    ) -> None:
+        super().__init__(mix, seed, shuffled, fields)
+        self.mix, self.loaders = mix, loaders
+
+    def _gather(self, epoch: int, index: Positions) -> Batch:
+        which, positions = self.mix.draw(self.seed, epoch * self.count + index)
+        batch: Batch = {}
+        for number in np.unique(which).tolist():
+            for name, rows in self.loaders[number].rows(positions[which == number]).items():
+                batch.setdefault(name, np.empty((len(index), *rows.shape[1:]), rows.dtype))[which == number] = rows
+        return batch

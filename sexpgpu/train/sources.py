@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from sexpgpu.errors import Error, nearest
 from sexpgpu.loaderspec import Field, LoaderSpec
+from sexpgpu.ops.pointwise import numpy_dtype
 from sexpgpu.train.builtin import DIGITS, TEXTS, BuiltinText, digits
+from sexpgpu.train.columns import TABLES, fields_of
 from sexpgpu.train.datafiles import (
     TOKEN_DTYPES,
     StoredArray,
@@ -27,9 +29,11 @@ from sexpgpu.train.datafiles import (
 )
 from sexpgpu.train.encoded import Content, contents_of, encoded
 from sexpgpu.train.kept import digest_of_bytes
+from sexpgpu.train.mix import Mix
 from sexpgpu.train.order import Positions
 from sexpgpu.train.padded import jsonl_source, line_source
 from sexpgpu.train.share import Share, cut, limited, needed
+from sexpgpu.train.synthetic import Synthetic
 from sexpgpu.train.tokenizers import Bytes, tokenizer_of
 
 Array = NDArray[Any]
@@ -161,7 +165,6 @@ READ_AS = {
     "bool": "bool", "int8": "i32", "uint8": "i32", "int16": "i32", "uint16": "i32", "int32": "i32", "uint32": "u32",
     "int64": "i64", "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f32",
 }  # fmt: skip
-NUMPY_NAMES = {"bool": "bool", "i32": "int32", "u32": "uint32", "i64": "int64", "f16": "float16", "f32": "float32"}
 
 
 class Arrays:
@@ -204,15 +207,6 @@ class Arrays:
         return digest.hexdigest()
 
 
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    if name == "bf16":
-        import ml_dtypes
-
-        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return found
-    return np.dtype(NUMPY_NAMES[name])
-
-
 def first_axis(stored: Mapping[str, StoredArray], spec: LoaderSpec) -> int:
     """The number of examples that all arrays agree on, each of a dtype that the language has."""
     if not stored:
@@ -238,6 +232,14 @@ def array_source(spec: LoaderSpec, _cache: Path | None) -> Arrays:
                 raise Error("E-DATA-006", f"array {name} stands in {stored[name].path} and in {path}", spec.span)
             stored[name] = array
     return Arrays(spec, stored)
+
+
+def table_source(spec: LoaderSpec, cache: Path | None) -> Arrays:
+    return Arrays(spec, fields_of(spec, TABLES[spec.kind](spec, cache)))
+
+
+def mix_source(spec: LoaderSpec, cache: Path | None) -> Mix:
+    return Mix(spec, [SOURCES[part.kind](part, cache) for part, _ in spec.parts])
 
 
 def builtin_source(spec: LoaderSpec, cache: Path | None) -> ExampleSource:
@@ -267,5 +269,9 @@ SOURCES: dict[str, Callable[[LoaderSpec, Path | None], ExampleSource]] = {
     "lines": line_source,
     "jsonl": jsonl_source,
     "arrays": array_source,
+    "csv": table_source,
+    "parquet": table_source,
+    "mix": mix_source,
+    "synthetic": Synthetic,
     "builtin": builtin_source,
 }
