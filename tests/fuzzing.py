@@ -28,6 +28,7 @@ _HARMFUL = (
     *"() [] ( ) [ ] : #; #| |# ... _ &key".split(), '"', '""', '"*"', "nil", "true", "inf", "nan", "-1", "0", "1.5", "1e308",
     "-0.0", "9223372036854775807", "100000", "16777216", "f32", "bf16", "i32", "bool", "x", "step", "training", "else",
     "if", "let", "fn", "repeat", "values", "begin", "defmacro", "defun", ":name", ":axis", ":share", "(values 1 2)", "(fn (x) x)",
+    "(repeat (i 9000) (v x) [v v])", "(repeat (i 9000) (v step) (+ v v))", "(repeat (i 9000) (v (zeros [2])) (concat [v v]))",
     "[1 2]", "[[1] [2]]", "(zeros [2 3])", "(range 5)", "softmax", "linear", "param", "state", "update", "scan", "grad", "map",
 )  # fmt: skip
 

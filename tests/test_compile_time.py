@@ -125,3 +125,44 @@ def test_words_of_other_languages_mean_words_of_this_one() -> None:
     words = {*load_prelude(), *BUILTINS, *CONSTANTS, *DYNAMIC, *SPECIAL_FORMS, *DEFINITIONS, *TOP_FORMS, "true", "false", "nil"}
     assert not words & set(FOREIGN)
     assert {meant.strip("()").split()[0] for meant in FOREIGN.values()} <= words
+
+
+DEEP = "(repeat (i 90000) (x 1) [x])"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        f"(if (= {DEEP} {DEEP}) 1 2)", f"(length (str {DEEP}))", f"(sum (softmax {DEEP}))",
+        f"(sum (softmax (zeros [3]) :axis {DEEP}))", "(length (repeat (i 90000) (x 1) [x x]))",
+        f"(sum (concat {DEEP}))", "(nth (repeat (i 90000) (x 1) (values 1 x)) 0)", "(length (repeat (i 90000) (x 1) (list x 2)))",
+        "(length (repeat (i 90000) (x [1]) (map (fn (y) x) x)))", "(length (repeat (i 90000) (x [1]) (append [x] x)))",
+    ],
+)  # fmt: skip
+def test_lists_are_not_nested_without_end(expression: str) -> None:
+    errors = errors_of(run_of(f"(mean (full [1] {expression}))"))
+    assert {e.code for e in errors} == {"E-TYPE-001"} and all("a list of lists is too large" in e.message for e in errors)
+
+
+@pytest.mark.parametrize("grown", ["(* s 1.5)", "(+ s s)", "(if (> step 3) s (+ s step))", "(+ s (* s s step))"])
+def test_a_number_of_the_host_does_not_grow_without_end(grown: str) -> None:
+    (error,) = errors_of(run_of(f"(* x (repeat (i 90000) (s rate) {grown}))", "(defhyper rate 0.5)"))
+    assert error.message == "a number known at each step takes more than 500 operations"
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("(cast (round (* 4 ratio)) i32)", 11), ("(cast (* 4 ratio) i32)", 10), ("(if (> (floor (/ ratio 0.0)) 1) 1 2)", 1),
+        ("(if (> (mod (/ ratio 0.0) 2) 1) 1 2)", 2), ("(if (> (sin (/ ratio 0.0)) 0) 1 2)", 2),
+        ("(if (> (log (- ratio ratio)) 0) 1 2)", 2), ("(if (> (exp (* 1000 ratio)) 0) 1 2)", 1),
+    ],
+)  # fmt: skip
+def test_a_float_hyper_is_folded_where_its_value_is_needed(expression: str, value: float) -> None:
+    assert value_of(f"(full [] (dim (zeros [{expression}]) 0))", "(defhyper ratio 2.67)") == value
+
+
+def test_a_tensor_joined_with_itself_again_and_again_is_come_to_once() -> None:
+    # Followed along every way there would be 2^40 of them.
+    (error,) = errors_of(run_of("(sum (repeat (i 40) (v x) (concat [v v])))"))
+    assert error.code == "E-SHAPE-005"

@@ -32,10 +32,25 @@ def _guarded(function: Callable[[float], float]) -> Callable[[float], float]:
     def call(x: float) -> float:
         try:
             return function(x)
-        except (ValueError, OverflowError):
-            return -math.inf if function is math.log and x == 0 else math.inf if x > 0 else math.nan
+        except ValueError:
+            return -math.inf if function is math.log and x == 0 else math.nan
+        except OverflowError:
+            return math.inf
 
     return call
+
+
+def _modulo(a: float, b: float) -> float:
+    """The remainder with the sign of b; NaN where there is none."""
+    if not b or not math.isfinite(a) or b != b:
+        return math.nan
+    quotient = a / b
+    return a - b * math.floor(quotient) if math.isfinite(b) and math.isfinite(quotient) else a % b
+
+
+def _whole(function: Callable[[float], int]) -> Callable[[float], float]:
+    """What is not finite stays."""
+    return lambda x: function(x) if math.isfinite(x) else x
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -44,7 +59,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "mul": lambda a, b: a * b,
     "div": _divide,
     "floordiv": lambda a, b: math.floor(_divide(a, b)) if math.isfinite(_divide(a, b)) else _divide(a, b),
-    "mod": lambda a, b: a - b * math.floor(a / b) if b else math.nan,
+    "mod": _modulo,
     "pow": _power,
     "neg": lambda a: -a,
     "abs": abs,
@@ -54,8 +69,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sin": _guarded(math.sin),
     "cos": _guarded(math.cos),
     "tanh": math.tanh,
-    "floor": math.floor,
-    "ceil": math.ceil,
+    "floor": _whole(math.floor),
+    "ceil": _whole(math.ceil),
     "maximum": max,
     "minimum": min,
     "lt": lambda a, b: a < b,

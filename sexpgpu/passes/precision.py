@@ -32,12 +32,15 @@ def mark_results(graph: Graph, name: str, value: Any) -> None:
     if name in UNROUNDED:
         return
     pending = [value]
+    # One tensor may be moved from along many ways: it is come to once.
+    moved: set[Node] = set()
     while pending:
         made = pending.pop()
         if isinstance(made, tuple):
             pending.extend(made)
         elif isinstance(made, Node) and made.op in MOVES:
-            pending.extend(made.inputs)
+            pending.extend(() if made in moved else made.inputs)
+            moved.add(made)
         elif isinstance(made, Node) and made.graph is graph and made.op not in _LEAVES and _dtype(made) == "f32":
             graph.results.add(made)
 

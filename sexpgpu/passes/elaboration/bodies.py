@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from sexpgpu.ir.graph import Attribute, Graph, Node
 from sexpgpu.ops.scan import add_argument
-from sexpgpu.passes.elaboration.values import POISON, Value, Values
+from sexpgpu.passes.elaboration.values import POISON, Value, Values, listed, several
 
 
 class Body(Graph):
@@ -50,7 +50,7 @@ def mapped(change: Callable[[Node], Node], value: Value) -> Value:
         return change(value)
     if isinstance(value, tuple) and any(True for _ in tensors(value)):
         made = [mapped(change, part) for part in value]
-        return Values(made) if isinstance(value, Values) else tuple(made)
+        return several(made) if isinstance(value, Values) else listed(made)
     return value
 
 
@@ -58,7 +58,10 @@ def replaced(value: Value, old: Value, new: Value) -> Value:
     """The value with one that it is, or that stands in its lists, changed for another."""
     if value is old:
         return new
-    return tuple([replaced(part, old, new) for part in value]) if type(value) is tuple else value
+    if not isinstance(value, tuple):
+        return value
+    parts = [replaced(part, old, new) for part in value]
+    return several(parts) if isinstance(value, Values) else listed(parts)
 
 
 def tensors(value: Value) -> Iterator[Node]:

@@ -28,8 +28,10 @@ from sexpgpu.passes.elaboration.values import (
     Frame,
     Function,
     LoaderName,
+    Problem,
     Signature,
     Value,
+    listed,
 )
 from sexpgpu.source import Span
 
@@ -167,8 +169,13 @@ class Compiler:
             codes = [self.code(item, layout) for item in form.items]
 
             def make_list(frame: Frame) -> Value:
-                values = tuple([code(frame) for code in codes])
-                return POISON if any([v is POISON for v in values]) else values
+                values = [code(frame) for code in codes]
+                if any([v is POISON for v in values]):
+                    return POISON
+                try:
+                    return listed(values)
+                except Problem as problem:
+                    return self.machine.problem(problem, form.span)
 
             return make_list
         if not form.items:

@@ -142,6 +142,8 @@ def _cast(m: Machine, x: Value, dtype: Value) -> Value:
         raise ListGiven(x, "cast", "a tensor or a number")
     if isinstance(x, Node):
         return cast(x, target)
+    if isinstance(x, Scalar) and x.known and target not in FLOATS:
+        x = fold(x)
     if isinstance(x, Scalar):
         return cast(as_tensor(m.graph, x, "cast"), target)
     if not (is_number(x) or isinstance(x, bool)):

@@ -12,12 +12,13 @@ from sexpgpu.passes.elaboration.values import (
     Builtin,
     Problem,
     Value,
-    Values,
     describe,
     fold,
     integer,
     is_number,
+    listed,
     number_text,
+    several,
 )
 
 # No list or text of an experiment is longer; what would be is a mistake that should not take the machine's memory.
@@ -43,7 +44,7 @@ def _map(m: Machine, f: Value, first: Value, rest: tuple[Value, ...]) -> Value:
         raise Problem("E-TYPE-001", f"map: lists of {', '.join([str(len(items)) for items in lists])} elements")
     span = m.here
     assert span is not None
-    made = tuple([m.call(f, list(arguments), span) for arguments in zip(*lists)])
+    made = listed([m.call(f, list(arguments), span) for arguments in zip(*lists)])
     return POISON if any([v is POISON for v in made]) else made
 
 
@@ -81,7 +82,7 @@ def _length(m: Machine, items: Value) -> int:
 def _append(m: Machine, lists: tuple[Value, ...]) -> tuple[Any, ...]:
     parts = [_items(items, "append") for items in lists]
     _short(m, sum([len(part) for part in parts]), "append")
-    return tuple([item for part in parts for item in part])
+    return listed([item for part in parts for item in part])
 
 
 def _text(m: Machine, parts: tuple[Value, ...]) -> str:
@@ -113,10 +114,10 @@ def rows() -> list[Builtin]:
         row("(map F LIST MORE…)", _map, "The list of F of each element (of several lists in step)."),
         row("(fold F INIT LIST)", _fold, "F of what is folded so far and each element, from the left."),
         row("(range A [END] [STEP])", _range, "The integers from 0 to A − 1, or from A to END − 1."),
-        row("(list X…)", lambda m, items: items, "A list of the values, as [X …] is."),
+        row("(list X…)", lambda m, items: listed(items), "A list of the values, as [X …] is."),
         row("(nth LIST I)", _nth, "Element I, from 0; negative from the end."),
         row("(length LIST)", _length, "How many elements a list has."),
         row("(append LIST…)", _append, "The lists joined."),
         row("(str X…)", _text, "The values as one text."),
-        row("(values X…)", lambda m, items: Values(items), "Several values, for `let` and `repeat`."),
+        row("(values X…)", lambda m, items: several(items), "Several values, for `let` and `repeat`."),
     ]

@@ -9,7 +9,18 @@ from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.host import FUNCTIONS
 from sexpgpu.ir.types import FLOATS, INTEGERS, Dtype, TensorType, promote
 from sexpgpu.passes.elaboration.numbers import number_operation
-from sexpgpu.passes.elaboration.values import Labels, ListGiven, Problem, Scalar, Value, describe, is_number, plain
+from sexpgpu.passes.elaboration.values import (
+    Labels,
+    ListGiven,
+    Problem,
+    Scalar,
+    Value,
+    describe,
+    fold,
+    is_number,
+    plain,
+    scalar,
+)
 
 RANGES = {"i32": (-(1 << 31), (1 << 31) - 1), "i64": (-(1 << 63), (1 << 63) - 1), "u8": (0, 255), "u32": (0, (1 << 32) - 1)}
 # Operations that compute in floats: integers are cast to f32 first.
@@ -183,18 +194,15 @@ def scalar_operation(graph: Graph, name: str, op: str, values: Sequence[Value]) 
     """An operation on numbers alone: done now, or on the host at every step."""
     if not any([isinstance(v, Scalar) for v in values]):
         return number_operation(name, op, values)
-    parts = []
     for value in values:
         if isinstance(value, tuple):
             raise ListGiven(value, name, "tensors and numbers")
         if not (isinstance(value, (Scalar, bool)) or is_number(value)):
             raise Problem("E-TYPE-001", f"{name} takes numbers, not {describe(value)}")
-        parts.append(value.expression if isinstance(value, Scalar) else ("number", _host_number(value)))
     if op in FUNCTIONS:
-        return Scalar((op, *parts))
+        return scalar(op, *values)
+    if all([not isinstance(v, Scalar) or v.known for v in values]):
+        return number_operation(name, op, [fold(v) for v in values])
     # The host has no such function: the kernels compute it.
     return graph.add(op, [fill(graph, v, "f32", (), name) for v in values])
 
-
-def _host_number(value: Value) -> Value:
-    return value if isinstance(value, bool) else plain(value)

@@ -358,7 +358,9 @@ def _body_key(value: Value) -> Any:
     """What of an argument decides a region's body: a tensor's type, any other value itself."""
     if isinstance(value, Node):
         return ("tensor", value.dtype, value.shape)
-    return (type(value).__name__, repr(value) if isinstance(value, (int, float, tuple)) else value)
+    if isinstance(value, tuple):
+        return (type(value).__name__, *[_body_key(part) for part in value])
+    return (type(value).__name__, repr(value) if isinstance(value, (int, float)) else value)
 
 
 def signature_template(called: Builtin) -> list[Value]:

@@ -22,6 +22,8 @@ from sexpgpu.passes.elaboration.values import (
     fold,
     integer,
     is_number,
+    scalar,
+    several,
 )
 from sexpgpu.source import Span
 
@@ -136,8 +138,14 @@ def _chosen(machine: Machine, test: Scalar, then: Value, other: Value, span: Spa
             notes = ["`where` chooses between tensors"]
             message = f"a condition that changes with the step chooses between numbers, not {describe(side)}"
             return machine.problem(Problem("E-TYPE-002", message, notes=notes), span)
-    parts = [v.expression if isinstance(v, Scalar) else ("number", v) for v in (then, other)]
-    return Scalar(("if", test.expression, *parts))
+    return _host(machine, span, "if", test, then, other)
+
+
+def _host(machine: Machine, span: Span, operation: str, *parts: Value) -> Value:
+    try:
+        return scalar(operation, *parts)
+    except Problem as problem:
+        return machine.problem(problem, span)
 
 
 def _if(compiler: Compiler, form: Listing, layout: Layout) -> Code:
@@ -197,14 +205,16 @@ def _and_or(compiler: Compiler, form: Listing, layout: Layout) -> Code:
 
     def run(frame: Frame) -> Value:
         value: Value = not decides
-        dynamic: Scalar | None = None
+        dynamic: Value = None
         for code, span in codes:
             value = code(frame)
             test = condition(machine, value, span)
             if test is POISON:
                 return POISON
             if isinstance(test, Scalar):
-                dynamic = test if dynamic is None else Scalar((operation, dynamic.expression, test.expression))
+                dynamic = test if dynamic is None else _host(machine, form.span, operation, dynamic, test)
+                if dynamic is POISON:
+                    return POISON
             elif test is decides:
                 return value
         return value if dynamic is None else dynamic
@@ -278,7 +288,7 @@ class _Loop:
             machine.repeats = repeats
             if scope is not None:
                 scope.suffix = suffix
-        return carried[0] if len(carried) == 1 else Values(carried)
+        return carried[0] if len(carried) == 1 else several(carried)
 
     def _iteration(self, frame: Frame, i: int, carried: list[Value]) -> list[Value]:
         frame[self.index] = i

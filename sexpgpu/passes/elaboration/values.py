@@ -5,8 +5,8 @@ Integers, floats, booleans, texts and nil are Python's; a list is a tuple; a ten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sexpgpu.initial import Initializer
@@ -82,19 +82,76 @@ def quotient(a: int, b: int) -> float:
     return made
 
 
+# Lists inside lists, and elements of all of them. What compares, hashes and prints values calls itself at every level,
+# and comes to a list as often as it stands in others.
+MAXIMUM_LISTS = 1_000
+MAXIMUM_ELEMENTS = 100_000
+# Operations of one number that the host computes at every step.
+MAXIMUM_OPERATIONS = 500
+
+
+class Nested(tuple[Any, ...]):
+    """A list that holds lists: how many of them stand in each other, and how many elements all of them have."""
+
+    depth: int
+    elements: int
+
+
+def listed(items: Iterable[Value]) -> tuple[Value, ...]:
+    """A list of the values."""
+    made = tuple(items)
+    lists = [item for item in made if isinstance(item, tuple)]
+    if not lists:
+        return made
+    nested = Nested(made)
+    nested.depth = 1 + max([getattr(part, "depth", 1) for part in lists])
+    nested.elements = len(made) + sum([getattr(part, "elements", len(part)) for part in lists])
+    if nested.depth > MAXIMUM_LISTS or nested.elements > MAXIMUM_ELEMENTS:
+        limits = f"at most {MAXIMUM_LISTS:,} stand in each other, with {MAXIMUM_ELEMENTS:,} elements"
+        raise Problem("E-TYPE-001", f"a list of lists is too large: {limits}")
+    return nested
+
+
 @dataclass(frozen=True, slots=True)
 class Scalar:
     """A number of the host's: of `step`, `updates`, `total-steps`, or a float hyper, which is known but stays an input."""
 
     expression: Expression
+    # How many operations.
+    size: int = field(default=1, compare=False)
 
     @property
     def known(self) -> bool:
         return known(self.expression)
 
 
+def scalar(operation: str, *parts: Value) -> Scalar:
+    """An operation of the host on its numbers, plain numbers and booleans."""
+    size = 1 + sum([part.size for part in parts if isinstance(part, Scalar)])
+    if size > MAXIMUM_OPERATIONS:
+        raise Problem("E-TYPE-001", f"a number known at each step takes more than {MAXIMUM_OPERATIONS} operations")
+    return Scalar((operation, *[_operand(part) for part in parts]), size)
+
+
+def _operand(part: Value) -> Expression:
+    if isinstance(part, Scalar):
+        return part.expression
+    return ("number", part if isinstance(part, bool) else plain(part))
+
+
 class Values(tuple[Any, ...]):
     """Several values, given by `values`; `let` takes them apart."""
+
+    depth: int
+    elements: int
+
+
+def several(items: Iterable[Value]) -> Values:
+    """Several values, among them lists as in a list."""
+    made = Values(items)
+    as_list = listed(made)
+    made.depth, made.elements = getattr(as_list, "depth", 1), getattr(as_list, "elements", len(made))
+    return made
 
 
 class DtypeName(str):
