@@ -168,6 +168,39 @@ def fmt(files: tuple[str, ...], check: bool) -> int:
 
 
 @commands.command()
+@file_options
+@click.option("--loader", metavar="NAME", help="One of the file's loaders, instead of all.")
+@click.option("--tokenizer", metavar="bytes|FILE", help="With prepare: bytes (the default) or a tokenizer.json.")
+@click.option("--out", metavar="FILE", help="With prepare: the token file.")
+@click.option("--header", is_flag=True, help="With prepare: begin with llm.c's header of 1 KiB.")
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+def data(
+    words: tuple[str, ...],
+    loader: str | None,
+    tokenizer: str | None,
+    out: str | None,
+    header: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """What the loaders of FILE yield; or, as `data prepare TEXT… --out x.bin`, a token file from texts."""
+    if words[:1] != ("prepare",):
+        given = [name for name, value in (("tokenizer", tokenizer), ("out", out), ("header", header)) if value]
+        if given:
+            raise click.UsageError(f"--{given[0]} is for data prepare")
+        request = request_of({"words": words, **options}, None, lambda line: None)
+        from sexpgpu.cli.data import data_report
+
+        click.echo(data_report(request, loader, as_json))
+        return
+    if len(words) < 2 or out is None:
+        raise click.UsageError("data prepare TEXT… --out x.bin [--tokenizer bytes|tokenizer.json]")
+    from sexpgpu.cli.data import prepare_report
+
+    click.echo(prepare_report(list(words[1:]), tokenizer or "bytes", Path(out), header, as_json))
+
+
+@commands.command()
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 def doctor(as_json: bool) -> int:
     """What this machine has of what a run needs, and the fix for what it has not."""

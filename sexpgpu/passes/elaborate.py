@@ -12,6 +12,7 @@ from sexpgpu.ir.building import uncollected
 from sexpgpu.lang.grammar import Matched
 from sexpgpu.lang.nesting import deep_recursion
 from sexpgpu.lang.program import Program
+from sexpgpu.loaderspec import LoaderSpec
 from sexpgpu.passes.elaboration.choices import Choice, chosen, learning_rate, optimizer_choices
 from sexpgpu.passes.elaboration.compile import Compiler, Layout
 from sexpgpu.passes.elaboration.graphs import Graphs
@@ -43,6 +44,17 @@ def elaborate(
     return made
 
 
+def loaders_of(program: Program, read_header: HeaderReader) -> dict[str, LoaderSpec]:
+    """Every loader of a program, whether a run uses it or not; a batch of one where it has none. Raises Diagnostics."""
+    elaboration = _Elaboration(program, read_header)
+    with deep_recursion(), uncollected():
+        found = elaboration.all_loaders()
+    errors = elaboration.machine.errors
+    if errors:
+        raise Diagnostics(in_order(program, errors))
+    return found
+
+
 def in_order(program: Program, errors: Sequence[Error]) -> list[Error]:
     """Errors in the order of the files' text; those without a place first."""
     places = {id(source): k for k, source in enumerate(program.sources)}
@@ -64,6 +76,13 @@ class _Elaboration:
         for definition in self.program.of_kind("loader"):
             self.loaders.spec(definition.name)
         return made
+
+    def all_loaders(self) -> dict[str, LoaderSpec]:
+        self._definitions()
+        self.loaders.default_batch = 1
+        names = [definition.name for definition in self.program.of_kind("loader")]
+        specs = {name: self.loaders.spec(name) for name in names if self.loaders.header(name) is not None}
+        return {name: spec for name, spec in specs.items() if spec is not None}
 
     def _definitions(self) -> None:
         """What stands at the top of the files: every function compiled, every value made."""

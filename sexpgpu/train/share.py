@@ -56,7 +56,7 @@ def needed(value: int | None, keyword: str, spec: LoaderSpec) -> int:
 
 def limited(count: int, spec: LoaderSpec) -> int:
     """`count`, or `:limit` where that is less."""
-    return count if spec.limit is None else min(count, needed(spec.limit, ":limit", spec))
+    return count if spec.limit is None else min(count, int(needed(spec.limit, ":limit", spec)))
 
 
 class Share:
