@@ -9,6 +9,9 @@ from sexpgpu.source import Span
 
 _SHOWN = 120  # characters before, in and after a span
 _SHOWN_TEMPLATES = 4
+# A file of nothing but problems: the first ones are reported, and the first of these say what may be meant.
+MAXIMUM_PROBLEMS, MAXIMUM_SUGGESTIONS = 1_000, 50
+FURTHER = f"{MAXIMUM_PROBLEMS:,} problems are shown: the file has more"
 
 
 class Error(Exception):

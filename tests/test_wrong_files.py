@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from elaborating import LOADER, elaborated, errors_of, run_of
 
@@ -221,3 +223,11 @@ def test_forms_nested_nearly_a_thousand_deep_are_elaborated() -> None:
 
 def test_a_parameter_may_have_a_line_end_in_its_name() -> None:
     assert [p.name for p in elaborated(run_of('(* x (param "a\\nb" [64] ones))')).parameters] == ["a\nb"]
+
+
+@pytest.mark.parametrize("line", ["(def a{k} (b{k} 1))", "(dfe a{k} 1)", "(defvariant v{k} (a{k} 1))"])
+def test_of_a_file_of_nothing_but_problems_the_first_thousand_are_shown(line: str) -> None:
+    begin = time.process_time()
+    errors = errors_of(f"{LOADER}\n" + "\n".join(line.format(k=k) for k in range(3_000)))
+    assert len(errors) == 1_000 and sum("the file has more" in note for e in errors for note in e.notes) == 1
+    assert time.process_time() - begin < 20

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from sexpgpu.errors import Diagnostics, Error, nearest
+from sexpgpu.errors import MAXIMUM_PROBLEMS, MAXIMUM_SUGGESTIONS, Diagnostics, Error, nearest
 from sexpgpu.ir.building import uncollected
 from sexpgpu.lang.expand import Expansion, expand
 from sexpgpu.lang.expansion import Expander
@@ -26,11 +26,12 @@ from sexpgpu.lang.grammar import (
 from sexpgpu.lang.macros import Macro, macro_of
 from sexpgpu.lang.nesting import deep_recursion
 from sexpgpu.lang.reader import load_source, read
+from sexpgpu.settings import SETTINGS
 from sexpgpu.source import Source, command_line_span
 
 PRELUDE_FOLDER = Path(__file__).parent / "prelude"
 # Where and how a program runs is no part of the experiment.
-RUNTIME_SETTINGS = ("device", "parallel", "devices", "allow-tf32", "deterministic", "timings", "keep-values")
+RUNTIME_SETTINGS = frozenset([setting.name for setting in SETTINGS]) - frozenset(RUN_KEYS)
 # Kinds of definitions that can be called, in the words of messages.
 FUNCTION_KINDS = {"un": "function", "layer": "layer", "region": "region", "optimizer": "optimizer"}
 
@@ -178,7 +179,7 @@ class _Collected:
         self.broken -= set(self.definitions)
 
     def _guarded(self, take: Callable[[Form], None], form: Form) -> None:
-        if self.expander.exhausted:
+        if self.expander.exhausted or len(self.errors) == MAXIMUM_PROBLEMS:
             return
         try:
             take(form)
@@ -207,7 +208,8 @@ class _Collected:
         if head == "include":
             raise Error("E-SYN-004", "an include stands in a file, no macro makes one", form.span)
         known = [name for name in DEFINITIONS if name != "defregion"]
-        notes = suggestions(head, [*known, *TOP_FORMS, *self.macros]) if head else []
+        few = len(self.errors) < MAXIMUM_SUGGESTIONS
+        notes = suggestions(head, [*known, *TOP_FORMS, *self.macros]) if head and few else []
         notes = notes or [f"definitions are {', '.join(known)}"]
         if head not in self.broken:
             raise Error("E-SYN-004", f"{head or 'this'} is no definition", form.span, notes=notes)
@@ -252,6 +254,8 @@ class _Overrides:
 
     def _guard(self, take: object, *arguments: object) -> None:
         assert callable(take)
+        if len(self.errors) == MAXIMUM_PROBLEMS:
+            return
         try:
             take(*arguments)
         except Error as error:

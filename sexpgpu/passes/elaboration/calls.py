@@ -9,6 +9,7 @@ from sexpgpu.errors import Error
 from sexpgpu.lang.forms import Form, Keyword, Listing, Symbol
 from sexpgpu.lang.grammar import split_keywords
 from sexpgpu.lang.program import FUNCTION_KINDS
+from sexpgpu.passes.elaboration.arguments import UnknownKeyword, resolve_arguments
 from sexpgpu.passes.elaboration.machine import arrange, signature_template
 from sexpgpu.passes.elaboration.values import (
     POISON,
@@ -19,9 +20,7 @@ from sexpgpu.passes.elaboration.values import (
     OptimizerCall,
     Problem,
     Signature,
-    UnknownKeyword,
     Value,
-    resolve_arguments,
 )
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sexpgpu.errors import Error
+from sexpgpu.errors import MAXIMUM_SUGGESTIONS, Error
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.lang.expansion import Expander
 from sexpgpu.lang.foreign import suggestions
@@ -233,6 +233,8 @@ class Compiler:
         if form.mark and name in around:
             notes = [f"a template sees no variables around the macro's call: give it {name} as an argument"]
             return Error("E-NAME-001", f"unknown name {name}", form.span, notes=notes)
+        if len(self.machine.errors) >= MAXIMUM_SUGGESTIONS:
+            return Error("E-NAME-001", f"unknown name {name}", form.span)
         notes = suggestions(name, self.visible(layout if form.mark == 0 else Layout(layout.prelude)))
         return Error("E-NAME-001", f"unknown name {name}", form.span, notes=notes)
 

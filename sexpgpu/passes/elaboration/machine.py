@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sexpgpu.errors import Error
+from sexpgpu.errors import FURTHER, MAXIMUM_PROBLEMS, Error
 from sexpgpu.ir.graph import Graph, Node, Origin
 from sexpgpu.loaderspec import Header
 from sexpgpu.ops.record import TypeMismatch
+from sexpgpu.passes.elaboration.arguments import UnknownKeyword, resolve_arguments
 from sexpgpu.passes.elaboration.bodies import Body, inside, replaced
 from sexpgpu.passes.elaboration.lowering import tensor_of_list
 from sexpgpu.passes.elaboration.scope import Parameters, Scope
@@ -22,11 +23,9 @@ from sexpgpu.passes.elaboration.values import (
     Function,
     ListGiven,
     Problem,
-    UnknownKeyword,
     Value,
     Values,
     describe,
-    resolve_arguments,
 )
 from sexpgpu.passes.experiment import Parameter
 from sexpgpu.passes.precision import mark_results
@@ -135,9 +134,11 @@ class Machine:
         span = error.span
         place = ("", len(self.errors)) if span is None else (span.source.name, span.start)
         key = (error.code, *place, span and span.template and span.template.start)
-        if key not in self._reported:
+        if key not in self._reported and len(self.errors) < MAXIMUM_PROBLEMS:
             self._reported.add(key)
             self.errors.append(error)
+            if len(self.errors) == MAXIMUM_PROBLEMS:
+                error.notes.append(FURTHER)
         return POISON
 
     def problem(self, problem: TypeMismatch, span: Span, label: str = "") -> Value:
