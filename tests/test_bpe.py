@@ -161,7 +161,10 @@ def test_a_text_that_is_not_utf_8_is_refused_with_line_and_byte(trained: Path, t
     assert caught.value.message.endswith("a.txt:2: not UTF-8: byte 5 of the file is 0xe4")
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"model": {"vocab": {}}}', '{"model": {"vocab": {"a": "b"}}}', "\0"])
+NO_TOKENIZERS = ["", "{}", "[]", '{"model": {"vocab": {}}}', '{"model": {"vocab": {"a": "b"}}}', "\0", "[" * 10000]
+
+
+@pytest.mark.parametrize("content", NO_TOKENIZERS)
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "t.json").write_text(content)
     with pytest.raises(Error) as caught:

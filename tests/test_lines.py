@@ -160,6 +160,7 @@ def test_field_says_which_key_and_boundary_which_token(tmp_path: Path) -> None:
     ("line", "words"),
     [
         ('{"text": "a"', "a.jsonl:3: not JSON: "),
+        ("[" * 10000, "a.jsonl:3: not JSON: "),
         ("[1]", "a.jsonl:3: not a JSON object: [1]"),
         ('{"Text": "a"}', "a.jsonl:3: no text in it; did you mean :field 'Text'?"),
         ('{"body": "a", "n": 1}', "a.jsonl:3: no text in it, only body, n"),

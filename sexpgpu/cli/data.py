@@ -49,7 +49,7 @@ def facts_of(spec: LoaderSpec, loader: Loader) -> dict[str, Any]:
         "loader": spec.name,
         "source": spec.kind,
         "paths": list(spec.paths),
-        "fields": {name: {"dtype": field.dtype, "shape": [int(size) for size in field.shape]} for name, field in loader.fields.items()},
+        "fields": {n: {"dtype": f.dtype, "shape": [int(size) for size in f.shape]} for n, f in loader.fields.items()},
         "unit": "windows" if isinstance(source, Windows) else "examples",
         "count": loader.count,
         "batches": int(-(-loader.count // loader.batch_size)),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sexpgpu.errors import Error, nearest
 from sexpgpu.loaderspec import LoaderSpec
-from sexpgpu.train.datafiles import StoredArray, files_of, guarded, mapped
+from sexpgpu.train.datafiles import StoredArray, files_of, guarded, mapped, whole
 from sexpgpu.train.encoded import decoded
 from sexpgpu.train.kept import Kept, digest_of
 
@@ -194,16 +194,16 @@ def end_to_end(columns: Sequence[StoredArray]) -> StoredArray:
 def parquet_table(path: Path, spec: LoaderSpec) -> dict[str, StoredArray]:
     """Columns of numbers, and of lists of a fixed number of them; others are left out unless `:fields` names them."""
     try:
-        from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError:
         fix = ["pip install 'sexpgpu[data]'"]
         raise Error("E-DATA-009", "parquet needs the package pyarrow", spec.span, notes=fix) from None
-    try:
-        with guarded(path, spec, lambda: ParquetFile(path)) as file:
-            schema, rows = file.schema_arrow, file.metadata.num_rows
-    except ArrowException as problem:
-        raise Error("E-DATA-005", f"{path}: not a whole Parquet file: {problem}", spec.span) from problem
+
+    def footer() -> tuple[Any, int]:
+        with ParquetFile(path) as file:
+            return file.schema_arrow, file.metadata.num_rows
+
+    schema, rows = whole(path, spec, footer)
     wanted = asked_for(spec, schema.names, path)
     found = {}
     for name in dict.fromkeys(schema.names) if wanted is None else wanted:
@@ -228,17 +228,13 @@ def numeric_dtype(kind: Any) -> str | None:
 
 
 def read_parquet(path: Path, name: str, inner: tuple[int, ...], spec: LoaderSpec) -> Array:
-    from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
     def read() -> Any:
         with ParquetFile(path) as file:
             return file.read(columns=[name]).column(name).combine_chunks()
 
-    try:
-        column = guarded(path, spec, read)
-    except ArrowException as problem:
-        raise Error("E-DATA-005", f"{path}: not a whole Parquet file: {problem}", spec.span) from problem
+    column = whole(path, spec, read)
     values = column.flatten() if inner else column
     if column.null_count or values.null_count:
         row = column.is_null().to_pylist().index(True) if column.null_count else 0

@@ -70,6 +70,16 @@ def guarded(path: Path, spec: LoaderSpec, read: Callable[[], T]) -> T:
         raise Error("E-DATA-001", f"cannot read {path}: {problem.strerror or problem}", spec.span) from problem
 
 
+def whole(path: Path, spec: LoaderSpec, read: Callable[[], T]) -> T:
+    """What `read` gives. What the readers of a format raise at a damaged file, which is nearly anything, is E-DATA-005."""
+    try:
+        return guarded(path, spec, read)
+    except (Error, AssertionError):
+        raise
+    except Exception as problem:
+        raise Error("E-DATA-005", f"{path}: not a whole {path.suffix} file: {problem}", spec.span) from problem
+
+
 class TokenFile(msgspec.Struct, frozen=True):
     """Where the tokens stand in a token file."""
 
@@ -111,16 +121,11 @@ class StoredArray(msgspec.Struct, frozen=True):
 
 def stored_arrays(path: Path, spec: LoaderSpec) -> Mapping[str, StoredArray]:
     """The arrays of a `.npy` (named after the file), `.npz` or `.safetensors`, by name."""
-    import zipfile
-
     reader = ARRAY_READERS.get(path.suffix.lower())
     if reader is None:
         known = ", ".join(ARRAY_READERS)
         raise Error("E-DATA-005", f"{path}: arrays are read from {known}", spec.span)
-    try:
-        return guarded(path, spec, lambda: reader(path))
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as problem:
-        raise Error("E-DATA-005", f"{path}: not a whole {path.suffix} file: {problem}", spec.span) from problem
+    return whole(path, spec, lambda: reader(path))
 
 
 def array_in(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], begin: int, fortran: bool = False) -> Array:

@@ -176,7 +176,7 @@ def json_text(line: str, key: str) -> str:
     """The text under a key of a JSON object. ValueError says what is wrong."""
     try:
         record = msgspec.json.decode(line)
-    except msgspec.DecodeError as problem:
+    except (msgspec.DecodeError, RecursionError) as problem:
         raise ValueError(f"not JSON: {problem}") from problem
     if not isinstance(record, dict):
         raise ValueError(f"not a JSON object: {line[:40]}")

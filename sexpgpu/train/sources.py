@@ -26,6 +26,7 @@ from sexpgpu.train.datafiles import (
     mapped,
     stored_arrays,
     token_file,
+    whole,
 )
 from sexpgpu.train.encoded import Content, contents_of, encoded
 from sexpgpu.train.kept import digest_of_bytes
@@ -172,6 +173,7 @@ class Arrays:
 
     def __init__(self, spec: LoaderSpec, stored: Mapping[str, StoredArray]) -> None:
         batch = needed(spec.batch, ":batch", spec)
+        self.spec = spec
         self.share = Share(spec, first_axis(stored, spec))
         self.count = self.share.count
         self.fields: Mapping[str, Field] = {
@@ -184,7 +186,12 @@ class Arrays:
 
     def array(self, name: str) -> Array:
         if name not in self.arrays:
-            self.arrays[name] = self.stored[name].read()
+            stored = self.stored[name]
+            read = whole(stored.path, self.spec, stored.read)
+            if read.shape != stored.shape:
+                shapes = f"{name} is {list(read.shape)}, its header says {list(stored.shape)}"
+                raise Error("E-DATA-005", f"{stored.path}: {shapes}", self.spec.span)
+            self.arrays[name] = read
         return self.arrays[name]
 
     def gather(self, rows: Positions, shift: int, fields: Collection[str] | None) -> dict[str, Array]:

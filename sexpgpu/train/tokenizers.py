@@ -81,7 +81,7 @@ class FileTokenizer:
         content = guarded(path, spec, path.read_bytes)
         try:
             file = msgspec.json.decode(content, type=_TokenizerFile)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
             raise Error("E-DATA-005", f"{path}: no tokenizer.json: {problem}", spec.span) from problem
         vocab = file.model.vocab
         self.ids: Mapping[str, int] = (
@@ -113,7 +113,11 @@ class FileTokenizer:
 
     def encode(self, texts: list[str]) -> list[Array]:
         """Without the tokens that a tokenizer puts around a text."""
-        return [np.array(made.ids, self.dtype) for made in self.engine.encode_batch(texts, add_special_tokens=False)]
+        try:
+            return [np.array(made.ids, self.dtype) for made in self.engine.encode_batch(texts, add_special_tokens=False)]
+        # A vocabulary without the token for what it does not know, say.
+        except Exception as problem:
+            raise Error("E-DATA-005", f"{self.path}: its tokenizer cannot encode: {problem}", self.span) from problem
 
     def decode(self, tokens: Iterable[int]) -> str:
         return str(self.engine.decode(list(tokens), skip_special_tokens=False))
