@@ -113,8 +113,9 @@ class FileTokenizer:
 
     def encode(self, texts: list[str]) -> list[Array]:
         """Without the tokens that a tokenizer puts around a text."""
+        engine = self.engine
         try:
-            return [np.array(made.ids, self.dtype) for made in self.engine.encode_batch(texts, add_special_tokens=False)]
+            return [np.array(made.ids, self.dtype) for made in engine.encode_batch(texts, add_special_tokens=False)]
         # A vocabulary without the token for what it does not know, say.
         except Exception as problem:
             raise Error("E-DATA-005", f"{self.path}: its tokenizer cannot encode: {problem}", self.span) from problem
