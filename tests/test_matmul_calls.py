@@ -156,6 +156,22 @@ def test_a_product_is_what_float64_gives_within_its_bounds(name: str) -> None:
     rig.end()
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_columns_of_b_are_summed_where_the_gradient_of_a_bias_is_asked_for(dtype: str) -> None:
+    rig, asked = Rig("lazy"), product(6, 8, 33, dtype=dtype, result="f32")
+    given = operands(asked)
+    places = {name: rig.put(values) for name, values in given.items()}
+    sums = rig.put(np.full(8, np.nan, np.float32))
+    prepared = rig.prepare(described(asked, Epilogue(gradient=Place(3))), [places[name] for name in "bac"], sums)
+    prepared.run(rig.stream)
+    prepared.close()
+    b = given["b"].reshape(33, 8).astype(np.float64)
+    assert np.all(np.abs(rig.take(sums, 8, "f32") - b.sum(0)) <= 33 * 2.0**-24 * np.abs(b).sum(0))
+    exact, bound = exactly(asked, given, None, False)
+    assert np.all(np.abs(rig.take(places["c"], 48, "f32").reshape(6, 8) - exact) <= bound)
+    rig.end()
+
+
 def test_the_choice_is_told() -> None:
     rig = Rig()
     long = product(2, 2, 4096)

@@ -150,11 +150,12 @@ class AlgorithmAttribute(IntEnum):
 
 
 class EpilogueFlag(IntFlag):
-    """CUBLASLT_EPILOGUE_…; GELU is its tanh form."""
+    """CUBLASLT_EPILOGUE_…; GELU is its tanh form; BGRADA sums the rows of the left operand, over k."""
 
     DEFAULT = 1
     BIAS = 4
     GELU = 32
+    BGRADA = 256
 
 
 class Implementation(IntFlag):

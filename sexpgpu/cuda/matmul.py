@@ -54,7 +54,8 @@ class Stored:
 class Matmul:
     """result = left · right, each seen transposed where it is `…_turned`; left is the product's b, right its a.
 
-    `calls`: for each call the bytes from the places of b, a and c to its first matrices. `bias` is in the result's dtype.
+    `calls`: for each call the bytes from the places of b, a and c to its first matrices. `bias`, in the result's dtype, is
+    what is added, or with BGRADA where the sums of left's rows are written.
     """
 
     left: Stored
@@ -116,7 +117,7 @@ def describe(
         compute=Compute.C_32F_FAST_TF32 if product.dtype == "f32" and rules.allow_tf32 else Compute.C_32F,
         accumulate=product.accumulate,
         epilogue=_flags(epilogue),
-        bias=epilogue.bias,
+        bias=epilogue.bias or epilogue.gradient,
         allow_split=rules.allow_split,
     )
 
@@ -152,10 +153,15 @@ def _refused(product: Product, epilogue: Epilogue) -> str:
         return "cuBLASLt's GELU is the tanh form, not that of erf"
     if epilogue != NO_EPILOGUE and product.accumulate:
         return "bias and activation do not go with adding to a result"
+    if epilogue.gradient is not None and len(product.c.starts) > 1:
+        return "columns are summed of one matrix alone"
     return ""
 
 
 def _flags(epilogue: Epilogue) -> EpilogueFlag:
+    if epilogue.gradient is not None:
+        assert epilogue.bias is None and not epilogue.activation, epilogue
+        return EpilogueFlag.BGRADA
     flags = EpilogueFlag(0)
     if epilogue.bias is not None:
         flags |= EpilogueFlag.BIAS
@@ -244,6 +250,8 @@ def check(matmul: Matmul) -> None:
         assert stored.alignment_bytes % SIZE_BYTES[stored.dtype] == 0, stored
     assert matmul.batch > 0 and matmul.calls, matmul
     assert matmul.batch == 1 or not _overlaps(result, matmul.batch), matmul
-    assert (matmul.bias is not None) == bool(matmul.epilogue & EpilogueFlag.BIAS), matmul.epilogue
+    with_bias = EpilogueFlag.BIAS | EpilogueFlag.BGRADA
+    assert (matmul.bias is not None) == bool(matmul.epilogue & with_bias), matmul.epilogue
+    assert not matmul.epilogue & EpilogueFlag.BGRADA or matmul.batch == 1, matmul.epilogue
     assert not matmul.accumulate or matmul.epilogue == EpilogueFlag.DEFAULT, matmul.epilogue
     assert matmul.compute == Compute.C_32F or left.dtype == "f32", (matmul.compute, left.dtype)

@@ -94,9 +94,13 @@ class MatmulDescriptors:
         if matmul.epilogue != EpilogueFlag.DEFAULT:
             _set(set_, made, MatmulAttribute.EPILOGUE, ctypes.c_uint32(matmul.epilogue))
         if bias:
-            _set(set_, made, MatmulAttribute.BIAS_POINTER, ctypes.c_uint64(bias))
+            self.point(made, bias)
             _set(set_, made, MatmulAttribute.BIAS_DATA_TYPE, ctypes.c_int32(DTYPES[matmul.result.dtype]))
         return made
+
+    def point(self, operation: int, bias: int) -> None:
+        """The bias of the next calls."""
+        _set(self.calls.cublasLtMatmulDescSetAttribute, operation, MatmulAttribute.BIAS_POINTER, ctypes.c_uint64(bias))
 
     def _layout(self, stored: Stored, batch: int) -> int:
         made = self._new("MatrixLayout", DTYPES[stored.dtype], stored.rows, stored.columns, stored.leading)
@@ -180,9 +184,11 @@ class PreparedMatmul:
         """Gives the calls to a stream."""
         self.run_at(self._addresses, self._workspace, stream)
 
-    def run_at(self, calls: Sequence[Three], workspace: int, stream: Stream) -> None:
-        """The same on other memory: the addresses of b, a and c for each call, aligned as the matmul says."""
+    def run_at(self, calls: Sequence[Three], workspace: int, stream: Stream, bias: int = 0) -> None:
+        """The same on other memory: the addresses of b, a and c for each call, aligned as the matmul says; of the bias."""
         of = self._descriptors
+        if bias:
+            of.point(of.operation, bias)
         for b, a, c in calls:
             self._calls.cublasLtMatmul(
                 self._handle, of.operation, ctypes.byref(self._alpha), b, of.left, a, of.right,

@@ -11,11 +11,16 @@ from sexpgpu.codegen.cuda_emit import alignment_of
 from sexpgpu.cuda import cublas
 from sexpgpu.cuda.attentions import Attending
 from sexpgpu.cuda.context import Stream
+from sexpgpu.cuda.cublas import EpilogueFlag
+from sexpgpu.cuda.epilogue import NO_EPILOGUE, Epilogue
+from sexpgpu.cuda.folding import folds
 from sexpgpu.cuda.matmul import WORKSPACE_BYTES, Matmul, Rules, Three, describe
 from sexpgpu.cuda.matmul_calls import NoAlgorithm, PreparedMatmul, new_handle
 from sexpgpu.plan.kernel import Place, Plan, Product, flattened
 
 NOWHERE: Three = (0, 0, 0)
+# Of a bias while an algorithm is asked for.
+UNPLACED = 256
 
 
 @dataclass(frozen=True)
@@ -30,19 +35,21 @@ class Chosen:
         assert self.prepared is not None
         bases = [address(place) for place in self.matmul.places]
         calls = tuple(_moved(bases, call) for call in self.matmul.calls)
-        return PlacedProduct(self.prepared, calls, workspace)
+        bias = self.matmul.bias
+        return PlacedProduct(self.prepared, calls, workspace, 0 if bias is None else address(bias))
 
 
 @dataclass(frozen=True)
 class PlacedProduct:
-    """The calls of a product, with the addresses of b, a and c of each."""
+    """The calls of a product, with the addresses of b, a and c of each, and of its bias (0: none)."""
 
     prepared: PreparedMatmul
     calls: Sequence[Three]
     workspace: int
+    bias: int = 0
 
     def run(self, stream: Stream) -> None:
-        self.prepared.run_at(self.calls, self.workspace, stream)
+        self.prepared.run_at(self.calls, self.workspace, stream, self.bias)
 
 
 def _moved(bases: Sequence[int], offsets: Three) -> Three:
@@ -53,11 +60,12 @@ def _moved(bases: Sequence[int], offsets: Three) -> Three:
 @dataclass(frozen=True)
 class Division:
     """Who runs the products of a plan: the library those of `chosen`, by their launches' numbers; of the others, how many
-    for which reason. `attending`: who runs its attention."""
+    for which reason. `done`: kernels that their calls do, by number. `attending`: who runs its attention."""
 
     chosen: Mapping[int, Chosen] = field(default_factory=dict)
     own: Mapping[str, int] = field(default_factory=dict)
     library: str = ""
+    done: frozenset[int] = frozenset()
     attending: Attending = field(default_factory=Attending)
 
     @property
@@ -70,7 +78,12 @@ class Division:
     @property
     def notes(self) -> list[str]:
         own = [f"products: {count} by our own kernels: {reason}" for reason, count in self.own.items() if reason]
-        return [*own, *self.attending.notes]
+        return [*own, *self._epilogues(), *self.attending.notes]
+
+    def _epilogues(self) -> list[str]:
+        flags = Counter(chosen.matmul.epilogue for chosen in self.chosen.values())
+        said = {EpilogueFlag.BIAS: "add their bias", EpilogueFlag.BGRADA: "sum the gradient of a bias"}
+        return [f"products: {flags[flag]} {words} in {self.library}'s call" for flag, words in said.items() if flags[flag]]
 
     @property
     def workspace_bytes(self) -> int:
@@ -89,31 +102,19 @@ class Library:
 
     def divide(self, plan: Plan) -> Division:
         """The library takes what it can; a shape for which it has no algorithm is one that it cannot."""
-        alignment = alignment_of(plan)
-        chosen: dict[int, Chosen] = {}
-        own: Counter[str] = Counter()
-        for number, launch in enumerate(flattened(plan.launches)):
-            if isinstance(launch, Product):
-                found = self._choose(launch, alignment)
-                if isinstance(found, str):
-                    own[found] += 1
-                else:
-                    chosen[number] = found
-        return Division(chosen, own, self.name)
+        return divided(plan, self.rules, self.name, self._prepared_of)
 
-    def _choose(self, product: Product, alignment: Callable[[Place], int]) -> Chosen | str:
-        matmul = describe(product, alignment, rules=self.rules)
-        if isinstance(matmul, str):
-            return matmul
-        shape = replace(matmul, calls=(NOWHERE,), places=(Place(0),) * 3)
+    def _prepared_of(self, matmul: Matmul) -> PreparedMatmul | str:
+        bias = None if matmul.bias is None else Place(0)
+        shape = replace(matmul, calls=(NOWHERE,), places=(Place(0),) * 3, bias=bias)
         if shape not in self._prepared:
             self._prepared[shape] = self._prepare(shape)
-        prepared = self._prepared[shape]
-        return prepared if isinstance(prepared, str) else Chosen(matmul, prepared)
+        return self._prepared[shape]
 
     def _prepare(self, shape: Matmul) -> PreparedMatmul | str:
         try:
-            return PreparedMatmul(self.calls, self.handle, shape, NOWHERE, 0, 0)
+            # Every call is given the place of its bias.
+            return PreparedMatmul(self.calls, self.handle, shape, NOWHERE, UNPLACED if shape.bias else 0, 0)
         except NoAlgorithm as none:
             return str(none)
 
@@ -125,22 +126,42 @@ class Library:
         self.calls.cublasLtDestroy(self.handle)
 
 
+def divided(
+    plan: Plan, rules: Rules, library: str, prepare: Callable[[Matmul], PreparedMatmul | str | None]
+) -> Division:
+    """Who runs the products of a plan: each with the kernel that its call can do, else alone, else our own kernels."""
+    alignment, together = alignment_of(plan), folds(plan)
+    chosen: dict[int, Chosen] = {}
+    own: Counter[str] = Counter()
+    done: set[int] = set()
+
+    def choose(product: Product, epilogue: Epilogue) -> Chosen | str:
+        matmul = describe(product, alignment, epilogue, rules)
+        if isinstance(matmul, str):
+            return matmul
+        prepared = prepare(matmul)
+        return prepared if isinstance(prepared, str) else Chosen(matmul, prepared)
+
+    for number, launch in enumerate(flattened(plan.launches)):
+        if not isinstance(launch, Product):
+            continue
+        fold = together.get(number)
+        found = choose(fold.product, fold.epilogue) if fold is not None else ""
+        if fold is not None and not isinstance(found, str):
+            done.add(fold.kernel)
+        else:
+            found = choose(launch, NO_EPILOGUE)
+        if isinstance(found, str):
+            own[found] += 1
+        else:
+            chosen[number] = found
+    return Division(chosen, own, library, frozenset(done))
+
+
 def foreseen(plan: Plan, rules: Rules) -> Division:
     """Who would run the products of a plan on a card that is not here: the library is asked for no algorithm."""
     own = own_division(plan)
-    if not own.own:
-        return own
-    alignment = alignment_of(plan)
-    chosen: dict[int, Chosen] = {}
-    refused: Counter[str] = Counter()
-    for number, launch in enumerate(flattened(plan.launches)):
-        if isinstance(launch, Product):
-            matmul = describe(launch, alignment, rules=rules)
-            if isinstance(matmul, str):
-                refused[matmul] += 1
-            else:
-                chosen[number] = Chosen(matmul, None)
-    return Division(chosen, refused, library_name(cublas.cublas()))
+    return divided(plan, rules, library_name(cublas.cublas()), lambda _: None) if own.own else own
 
 
 def library_name(calls: Any) -> str:

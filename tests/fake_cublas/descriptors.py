@@ -12,8 +12,8 @@ FLOAT, HALF, BFLOAT16 = 0, 2, 14
 COMPUTE_FLOAT, COMPUTE_TF32 = 68, 77
 # Of A and B, and of C and D.
 TYPES = {(FLOAT, FLOAT), (HALF, HALF), (BFLOAT16, BFLOAT16), (HALF, FLOAT), (BFLOAT16, FLOAT)}
-BIAS, GELU = 4, 32
-EPILOGUES = (1, BIAS, GELU, BIAS | GELU)
+BIAS, GELU, BGRADA = 4, 32, 256
+EPILOGUES = (1, BIAS, GELU, BIAS | GELU, BGRADA)
 
 
 class Invalid(Exception):
@@ -54,7 +54,7 @@ class Operation(Held):
         require(self.compute in (COMPUTE_FLOAT, COMPUTE_TF32) and self.scale == FLOAT, f"compute type {self.compute}")
         require(all(self.values.get(k, 0) in (0, 1) for k in (3, 4)), "transposition")
         require(self.epilogue in EPILOGUES, f"epilogue {self.epilogue}")
-        require(not self.epilogue & BIAS or self.values.get(8, 0) != 0, "an epilogue without its bias")
+        require(not self.epilogue & (BIAS | BGRADA) or self.values.get(8, 0) != 0, "an epilogue without its bias")
 
     @property
     def epilogue(self) -> int:
@@ -109,7 +109,8 @@ def check_together(operation: Operation, a: Layout, b: Layout, c: Layout, d: Lay
     require((a.dtype, d.dtype) in TYPES, f"types {a.dtype} and {d.dtype}", NOT_SUPPORTED)
     require(operation.compute == COMPUTE_FLOAT or a.dtype == FLOAT, "tf32 of other types", NOT_SUPPORTED)
     require(
-        not operation.epilogue & BIAS or operation.values.get(26, d.dtype) == d.dtype,
+        not operation.epilogue & (BIAS | BGRADA) or operation.values.get(26, d.dtype) == d.dtype,
         "a bias of another type",
         NOT_SUPPORTED,
     )
+    require(not operation.epilogue & BGRADA or a.batch == 1, "a bias gradient of a batch", NOT_SUPPORTED)

@@ -14,6 +14,7 @@ import numpy as np
 
 from sexpgpu.cuda.cublas import FUNCTIONS, Proposal
 from tests.fake_cublas.descriptors import (
+    BGRADA,
     BIAS,
     GELU,
     INVALID_VALUE,
@@ -220,6 +221,10 @@ class Multiplication:
                 for layout, address in zip((a, b), self.addresses, strict=False)
             )
             left, right = (x.T if self.values.get(k) else x for k, x in ((3, left), (4, right)))
+            if self.values.get(7, 1) & BGRADA:
+                of = DTYPES[self.values.get(26, d.dtype)]
+                sums = left.astype(np.float64).sum(1).astype(np.float32).astype(of)
+                self.card.write(work, self.values[8], sums.view(np.uint8))
             made = self.alpha * (left.astype(np.float64) @ right.astype(np.float64))
             if self.beta:
                 made += self.beta * self._read(work, c, self.addresses[2], entry).astype(np.float64)
