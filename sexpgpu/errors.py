@@ -50,11 +50,11 @@ class Error(Exception):
 def _template_notes(span: Span | None) -> list[str]:
     """Where the templates have what the macros at a place made, innermost first."""
     notes: list[str] = []
-    while span is not None and span.template is not None and span.expansion is not None and len(notes) < _SHOWN_TEMPLATES:
+    while span is not None and span.template is not None and span.made_by is not None and len(notes) < _SHOWN_TEMPLATES:
         first = span.template.text.split("\n", 1)[0]
         shown = first if len(first) <= _SHOWN else first[:_SHOWN] + "…"
-        notes.append(f"in the template of macro {span.expansion.macro} at {span.template.place}: {shown}")
-        span = span.expansion.call
+        notes.append(f"in the template of macro {span.made_by.macro} at {span.template.place}: {shown}")
+        span = span.made_by.span
     return notes
 
 

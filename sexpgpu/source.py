@@ -45,25 +45,25 @@ class Source:
         return self.text[starts[number - 1] : end].rstrip("\r")
 
 
-class Expansion(NamedTuple):
-    """One expansion of a macro: whose, where the call stood, in how many others."""
+class MacroCall(NamedTuple):
+    """A call that was expanded: of which macro, where it stood, and how deep in what other expansions made."""
 
     macro: str
-    call: Span
+    span: Span
     depth: int
 
 
 class Span(NamedTuple):
     """A range of code points in a source: where a datum stands.
 
-    What a macro made stands at the user's call; `template` is its place in the macro's template.
+    What a macro made stands at the user's call: `made_by` is the call, `template` the place in the macro's template.
     """
 
     source: Source
     start: int
     length: int
     template: Span | None = None
-    expansion: Expansion | None = None
+    made_by: MacroCall | None = None
 
     @property
     def line(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from sexpgpu.errors import Error
 from sexpgpu.lang.forms import Form, Listing, Symbol
 from sexpgpu.lang.macros import ListPattern, ListTemplate, Macro, Part, Pattern, Rule, TemplateForm, Variable
-from sexpgpu.source import Expansion, Span
+from sexpgpu.source import MacroCall, Span
 
 # A hostile file ends within a second: an expansion and the compilation of what it made take about 20 µs.
 MAXIMUM_STEPS = 30_000
@@ -119,7 +119,7 @@ class _Making:
         self.macro = macro
         self.call = call
         self.place = call.span[:3]
-        self.expansion = Expansion(macro.name, call.span, _depth(call) + 1)
+        self.made_by = MacroCall(macro.name, call.span, _depth(call) + 1)
         # The mark that a symbol gets, by the one that it has in the template (where a macro made the macro).
         self.marks: dict[int, int] = {}
 
@@ -159,7 +159,7 @@ class _Making:
 
     def _span(self, part: Span) -> Span:
         """The place of the call, and this part of the template."""
-        return Span(*self.place, part.template or part, self.expansion)
+        return Span(*self.place, part.template or part, self.made_by)
 
     def _mark(self, mark: int) -> int:
         if mark not in self.marks:
@@ -169,7 +169,7 @@ class _Making:
 
 
 def _depth(call: Listing) -> int:
-    return 0 if call.span.expansion is None else call.span.expansion.depth
+    return 0 if call.span.made_by is None else call.span.made_by.depth
 
 
 def _endless(macro: Macro, call: Listing, what: str) -> Error:
