@@ -20,14 +20,14 @@ def refusal(folder: Path) -> str:
     return f"owner {facts.st_uid}, mode {mode:o}; it must be yours with mode 700"
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Another name first, so that no reader ever sees half a file."""
+def replace(path: Path, *data: bytes | memoryview) -> None:
+    """The pieces end to end. Another name first, so that no reader ever sees half a file."""
     import tempfile
 
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(data)
         os.replace(name, path)
     except BaseException:
         os.unlink(name)

@@ -106,6 +106,14 @@ def test_the_problems_of_all_loaders_are_reported(here: Path) -> None:
     assert [error.code for error in caught.value.errors] == ["E-DATA-001", "E-DATA-010"]
 
 
+def test_problems_are_json_where_it_is_asked_for(here: Path) -> None:
+    (here / "names.txt").unlink()
+    done = CliRunner().invoke(commands, ["data", "e.sexp", "--json"])
+    assert isinstance(done.exception, Diagnostics)
+    (problem,) = json.loads(done.stdout)["errors"]
+    assert (problem["code"], problem["line"]) == ("E-DATA-001", 4)
+
+
 @pytest.mark.parametrize("words", [["e.sexp", "--out", "x"], ["prepare"], ["prepare", "a.txt"], ["prepare", "--out", "x"]])
 def test_options_of_the_other_use_are_a_wrong_command_line(words: list[str]) -> None:
     done = CliRunner().invoke(commands, ["data", *words])

@@ -193,6 +193,13 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "an array file of another format": ("E-DATA-005", with_loader('▸(arrays "long.txt" :batch 2)'), "long.txt"),
     "arrays of different lengths": ("E-DATA-006", with_loader('▸(arrays "uneven.npz" :batch 2)'), "examples"),
     "a loader without its batch": ("E-DATA-007", with_loader('▸(text "long.txt" :tokenizer (bytes) :seq 8)'), ":batch"),
+    "a text in a column of numbers": ("E-DATA-008", with_loader('▸(csv "wrong.csv" :batch 2)'), "wrong.csv:3: column 2 (label) is no number: 'two'"),
+    "a line that is no JSON": ("E-DATA-008", with_loader('▸(jsonl "long.txt" :tokenizer (bytes) :seq 8 :batch 2)'), "long.txt:1: not JSON"),
+    "a column misspelt": ("E-DATA-010", with_loader('▸(csv "wrong.csv" :fields (x "witdh") :batch 2)'), "did you mean 'width'?"),
+    "a tokenizer misspelt": ("E-DATA-007", with_loader('▸(text "long.txt" :tokenizer (byte) :seq 8 :batch 2)'), "did you mean bytes?"),
+    "a mix of a loader that is not there": ("E-NAME-001", with_loader("(mix (▸e 0.5))"), "no loader e"),
+    "a mix without weights": ("E-SYN-001", with_loader("(mix ▸d)"), "(LOADER WEIGHT)"),
+    "fields without columns": ("E-SYN-001", with_loader('(csv "wrong.csv" :fields ▸(x) :batch 2)'), "as in"),
     "a loader's key misspelt": ("E-RUN-002", with_loader('(text "long.txt" :tokenizer (bytes) ▸:sqe 8 :batch 2)'), "did you mean :seq?"),
     # Runs
     "a run without its data": ("E-RUN-001", f"{DATA}▸(defrun r :loss (mean x) :optimizer (sgd) :steps 1)\n", "a run needs"),
@@ -226,6 +233,7 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
 
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path) -> None:
+    (tmp_path / "wrong.csv").write_text("width,label\n1,1\n2,two\n")
     (tmp_path / "short.txt").write_text("to be or not to be")
     (tmp_path / "long.txt").write_text("to be or not to be, that is the question. " * 20)
     np.savez(tmp_path / "a.npz", x=np.zeros((8, 4), np.float32))

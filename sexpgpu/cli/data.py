@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 
-from sexpgpu.cli.run import json_text
-from sexpgpu.errors import Error, nearest
+from sexpgpu.cli.run import as_problem, json_text
+from sexpgpu.errors import Diagnostics, Error, nearest
 from sexpgpu.loaderspec import Field, LoaderSpec
 from sexpgpu.passes.elaborate import loaders_of
+from sexpgpu.train.launch import problems_of
 from sexpgpu.train.loader import Loader, header, open_loader
 from sexpgpu.train.padded import Records
 from sexpgpu.train.prepare import prepare
@@ -27,6 +29,18 @@ WIDTH = 88
 
 def data_report(request: Request, name: str | None, as_json: bool) -> str:
     """The loaders of a file, or one of them. Raises Error and Diagnostics as a run would."""
+    try:
+        facts = loader_facts(request, name)
+    except (Error, Diagnostics) as problem:
+        if as_json:
+            click.echo(json_text({"errors": [as_problem(error) for error in problems_of(problem)]}))
+        raise
+    if as_json:
+        return json_text({"errors": [], "loaders": facts})
+    return "\n\n".join(text_of(fact) for fact in facts) or f"{request.source}: no loaders"
+
+
+def loader_facts(request: Request, name: str | None) -> list[dict[str, Any]]:
     settings = early_settings(request)
     specs = loaders_of(read_program(request), lambda spec: header(spec, settings.cache))
     if name is not None and name not in specs:
@@ -35,10 +49,7 @@ def data_report(request: Request, name: str | None, as_json: bool) -> str:
         raise Error("E-NAME-001", f"no loader {name}", notes=notes)
     chosen = {key: spec for key, spec in specs.items() if name in (None, key)}
     # In the order of the file: what evaluation reads first.
-    facts = [facts_of(spec, open_loader(spec, settings.seed, False, cache=settings.cache)) for spec in chosen.values()]
-    if as_json:
-        return json_text({"loaders": facts})
-    return "\n\n".join(text_of(fact) for fact in facts) or f"{request.source}: no loaders"
+    return [facts_of(spec, open_loader(spec, settings.seed, False, cache=settings.cache)) for spec in chosen.values()]
 
 
 def facts_of(spec: LoaderSpec, loader: Loader) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class Kept:
         if self.path is None:
             return
         try:
-            private.replace(self.path, written(arrays))
+            private.replace(self.path, *written(arrays))
             private.prune(self.path.parent, SUFFIX, MOST_ENTRIES)
         except OSError as problem:
             say(f"data: {self.path} cannot be written ({problem.strerror}); what it would hold is made at every start")
@@ -130,17 +130,17 @@ def folder_in(cache: Path | None) -> Path | None:
     return None if reason else folder
 
 
-def written(arrays: Mapping[str, Array]) -> bytes:
-    """An entry's bytes."""
-    places, pieces, at = {}, list[bytes](), 0
+def written(arrays: Mapping[str, Array]) -> list[bytes | memoryview]:
+    """An entry in pieces."""
+    places, pieces, at = {}, list[bytes | memoryview](), 0
     for name, array in arrays.items():
         whole = np.ascontiguousarray(array)
         places[name] = Place(whole.dtype.str, whole.shape, at)
-        pieces.append(whole.tobytes())
-        pieces.append(bytes(-whole.nbytes % ALIGNED))
-        at += whole.nbytes + len(pieces[-1])
+        filling = bytes(-whole.nbytes % ALIGNED)
+        pieces += [whole.reshape(-1).view(np.uint8).data, filling]
+        at += whole.nbytes + len(filling)
     footer = msgspec.json.encode(Footer(places, digest_of_bytes(pieces), at))
-    return b"".join([*pieces, footer, len(footer).to_bytes(8, "little"), MAGIC])
+    return [*pieces, footer, len(footer).to_bytes(8, "little"), MAGIC]
 
 
 def footer_of(path: Path) -> Footer:
