@@ -130,7 +130,7 @@ def test_bytes_are_written_as_u16_end_to_end_in_sorted_order(here: Path) -> None
     assert np.fromfile("x.bin", "<u2").tolist() == [97, 98, 99, 100]
     assert text.splitlines() == [
         "x.bin: 4 tokens of 256, u16, from 4 bytes",
-        'read it with (token-file "x.bin" :dtype u16 :seq N :batch B)',
+        'read it with (token-file "x.bin" :dtype u16 :tokenizer (bytes) :seq N :batch B)',
     ]
 
 
@@ -150,6 +150,16 @@ def test_a_vocabulary_beyond_u16_is_written_as_u32(here: Path, size: int, dtype:
     made = prepare(["a.txt"], "t.json", Path("x.bin"))
     assert (made.dtype, made.tokens, made.vocabulary) == (dtype, 3, size)
     assert np.fromfile("x.bin", "<" + dtype.replace("u16", "u2").replace("u32", "u4")).tolist() == [3, size - 1, 1]
+
+
+def test_a_token_file_has_vocabulary_and_text_of_the_tokenizer_that_made_it(here: Path) -> None:
+    vocabulary(here / "t.json", 300)
+    (here / "a.txt").write_text("w3 w299 w1 w0")
+    loader = prepare(["a.txt"], "t.json", Path("x.bin")).loader
+    assert loader == '(token-file "x.bin" :dtype u16 :tokenizer (bpe "t.json") :seq N :batch B)'
+    (here / "e.sexp").write_text(f"(defloader d {loader.replace('N', '3').replace('B', '1')})")
+    found = facts("e.sexp")["d"]
+    assert found["vocabulary"] == 300 and found["first"] == [{"tokens": "w3 w299 w1", "targets": "w299 w1 w0"}]
 
 
 def test_a_header_is_llm_cs_and_read_back(here: Path) -> None:

@@ -93,7 +93,7 @@ def text_tokenizer(spec: LoaderSpec) -> Tokenizer | None:
     """What reads the loader's tokens as a text."""
     if spec.kind == "mix":
         return text_tokenizer(spec.parts[0][0])
-    return tokenizer_of(spec) if spec.kind in ("text", "lines", "jsonl", "builtin") else None
+    return tokenizer_of(spec) if spec.tokenizer or spec.kind in ("text", "lines", "jsonl", "builtin") else None
 
 
 def short(value: Array) -> str:

@@ -23,6 +23,7 @@ class Prepared(msgspec.Struct, frozen=True):
     """A token file that was written. `vocabulary`: one more than the tokenizer's largest token."""
 
     path: Path
+    tokenizer: tuple[str, ...]
     tokens: int
     dtype: str
     vocabulary: int
@@ -31,7 +32,8 @@ class Prepared(msgspec.Struct, frozen=True):
     @property
     def loader(self) -> str:
         """How it is read."""
-        return f'(token-file "{self.path}" :dtype {self.dtype} :seq N :batch B)'
+        made_by = " ".join([self.tokenizer[0], *(f'"{path}"' for path in self.tokenizer[1:])])
+        return f'(token-file "{self.path}" :dtype {self.dtype} :tokenizer ({made_by}) :seq N :batch B)'
 
 
 def prepare(texts: Sequence[str], tokenizer: str, out: Path, header: bool = False) -> Prepared:
@@ -51,7 +53,7 @@ def prepare(texts: Sequence[str], tokenizer: str, out: Path, header: bool = Fals
         message = f"llm.c's header of {dtype} says tokens below {most}, the tokenizer has {made.vocabulary}"
         raise Error("E-DATA-007", message, notes=["leave --header out"])
     count = _written(out, pieces(contents, made), np.dtype(TOKEN_DTYPES[dtype]), magic if header else None)
-    return Prepared(out, count, dtype, made.vocabulary, sum(content.size for content in contents))
+    return Prepared(out, form, count, dtype, made.vocabulary, sum(content.size for content in contents))
 
 
 def pieces(contents: Sequence[Content], tokenizer: Tokenizer) -> Iterator[Array]:

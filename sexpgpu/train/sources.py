@@ -154,7 +154,9 @@ def token_source(spec: LoaderSpec, _cache: Path | None) -> Windows:
     if len({file.dtype for file in files}) > 1:
         raise Error("E-DATA-005", "the token files have different dtypes", spec.span)
     total = sum(file.count for file in files)
-    return Windows(spec, cut(total, spec), files[0].vocabulary, "tokens", lambda: [tokens_of(file, spec) for file in files])
+    # What made the tokens knows their vocabulary better than llm.c's magic number.
+    vocabulary = files[0].vocabulary if spec.tokenizer is None else tokenizer_of(spec).vocabulary
+    return Windows(spec, cut(total, spec), vocabulary, "tokens", lambda: [tokens_of(file, spec) for file in files])
 
 
 def tokens_of(file: TokenFile, spec: LoaderSpec) -> Array:

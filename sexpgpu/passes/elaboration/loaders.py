@@ -27,7 +27,7 @@ _OWN = ("field", "boundary", "delimiter")
 # The keywords of each source.
 KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "text": ("tokenizer", "seq", *_COMMON),
-    "token-file": ("dtype", "seq", *_COMMON),
+    "token-file": ("dtype", "tokenizer", "seq", *_COMMON),
     "lines": ("tokenizer", "boundary", "seq", *_COMMON),
     "jsonl": ("field", "tokenizer", "boundary", "seq", *_COMMON),
     "arrays": _COMMON,
