@@ -146,6 +146,7 @@ def test_a_mix_is_trained_on_and_has_a_batch_of_its_own(tmp_path: Path) -> None:
         ("(defloader m (synthetic :x f32))", "E-SYN-001", "(DTYPE [batch …])"),
         ("(defloader m (synthetic :x (f33 [4])))", "E-SYN-001", "(DTYPE [batch …])"),
         ("(defloader m (synthetic :x (f32 [])))", "E-SHAPE-003", "at least 1"),
+        ("(defloader m (synthetic :x (f32 [4 99999999999999])))", "E-SHAPE-005", "2^48 or more"),
         ("(defloader m (synthetic :x (i32 [4] 0)))", "E-DATA-007", "below 0"),
         ("(defloader m (synthetic))", "E-DATA-007", "needs a field"),
         ("(defloader m (synthetic 4 :x (f32 [4])))", "E-SYN-001", "takes fields"),

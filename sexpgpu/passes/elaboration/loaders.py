@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
 from msgspec.structs import replace
 
 from sexpgpu.errors import Error, nearest
-from sexpgpu.ir.types import DTYPES
+from sexpgpu.ir.types import DTYPES, MAXIMUM_ELEMENTS
 from sexpgpu.lang.forms import Constant, Form, Keyword, Listing, Symbol, Text
 from sexpgpu.lang.grammar import split_keywords
 from sexpgpu.lang.program import Definition, Program
@@ -188,6 +189,8 @@ class _SpecForm:
             raise Error(problem.code, problem.message, form.items[1].span) from None
         if not shape or min(shape) < 1:
             raise Error("E-SHAPE-003", f":{name}: every size is at least 1, and the first is the batch", form.items[1].span)
+        if prod(shape) >= MAXIMUM_ELEMENTS:
+            raise Error("E-SHAPE-005", f":{name}: a tensor of {prod(shape):,} elements: 2^48 or more", form.items[1].span)
         limit = self.loaders.integer(form.items[2], f":{name}") if len(form.items) == 3 else 256
         if not 1 <= limit <= 1 << (8 if form.head == "u8" else 31):
             raise Error("E-DATA-007", f":{name}: integers below {limit} cannot be", form.span)
