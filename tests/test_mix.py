@@ -134,6 +134,11 @@ def test_a_mix_is_trained_on_and_has_a_batch_of_its_own(tmp_path: Path) -> None:
     assert trainer.step().loss == pytest.approx(np.mean(drawn**2), rel=1e-6)
 
 
+def test_the_batch_of_a_mix_reaches_mixes_and_synthetic_fields_in_it(tmp_path: Path) -> None:
+    text = "(defloader s (synthetic :x (i64 [4] 9))) (defloader t (mix (a 1) (s 1))) (defloader m (mix (t 1) (b 1) :batch 3))"
+    assert mixed(tmp_path, text).elaborated.headers["m"].fields["x"] == Field("i64", (3,))
+
+
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [

@@ -41,6 +41,13 @@ KEYWORDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def with_batch(spec: LoaderSpec, batch: int) -> LoaderSpec:
+    """The loader with another batch, which a mix has of its loaders and synthetic data of their shapes."""
+    parts = tuple([(with_batch(part, batch), weight) for part, weight in spec.parts])
+    declared = tuple([(name, Field(f.dtype, (batch, *f.shape[1:])), limit) for name, f, limit in spec.declared])
+    return replace(spec, batch=batch, parts=parts, declared=declared)
+
+
 class Loaders:
     """Specs and headers by name, each made once; problems go to the machine."""
 
@@ -207,7 +214,7 @@ class _SpecForm:
             if not 0 < weight < float("inf"):
                 raise Error("E-DATA-007", f"the weight of {name} is {weight:g}, not above 0", form.items[1].span)
             part = self.loaders.part(name, form.items[0])
-            parts.append((part if batch is None else replace(part, batch=batch), weight))
+            parts.append((part if batch is None else with_batch(part, batch), weight))
         if not parts:
             raise Error("E-SYN-001", "mix takes (LOADER WEIGHT)…, as in (mix (a 0.7) (b 0.3))", self.form.span)
         without = batch is None and any([part.name in self.loaders.without_batch for part, _ in parts])
