@@ -38,6 +38,9 @@ def _infer(a: TensorType, b: TensorType, batch: Pairs, contracted: Pairs) -> Nod
 
 def _run(a: Any, b: Any, batch: Pairs, contracted: Pairs) -> Any:
     a, b = np.asarray(a), np.asarray(b)
+    if a.dtype.name in ("float16", "bfloat16"):
+        # Halves are summed in f32 and rounded once.
+        a, b = a.astype(np.float32), b.astype(np.float32)
     names = iter(range(a.ndim + b.ndim))
     of_a = [next(names) for _ in range(a.ndim)]
     of_b = [next(names) for _ in range(b.ndim)]

@@ -30,8 +30,11 @@
   (let* ((m (largest x axis))
          (s (+ m (log (sum (exp (- x m)) :axis axis :keep true)))))
     (if keep s (squeeze s axis))))
+; Of nothing it is log 0.
 (defun logsumexp (x &key (axis nil) (keep false))
-  (logsumexp-region x (if (= axis nil) (range (rank x)) axis) keep))
+  (if (= (size x :axis axis) 0)
+    (log (sum x :axis axis :keep keep))
+    (logsumexp-region x (if (= axis nil) (range (rank x)) axis) keep)))
 
 (defregion softmax-region (x axis)
   (let ((e (exp (- x (largest x axis)))))

@@ -1,0 +1,1 @@
+"""ONNX's backend node tests, translated into forms of the language: `scripts/verify onnx`."""
