@@ -38,6 +38,8 @@ def facts(text: str) -> dict[str, object]:
         ("(isfinite [1.0 inf])", "bool[2] [true false]"),
         ("(cast [1.0 2.75] bf16)", "bf16[2] [1.0 2.75]"),
         ("(dot (cast [1.0 256.0] bf16) (cast [1.0 1.0] bf16))", "bf16[] 256.0"),
+        ("(count-nonzero [0 2 0 3])", "i32[] 2"),
+        ("(count-nonzero (> [0 2 0 3] 2))", "i32[] 1"),
         ("(logsumexp (zeros [2 0]) :axis 1)", "f32[2] [-inf -inf]"),
         ("(zeros [2 2])", "f32[2 2]\n[[0.0 0.0]\n [0.0 0.0]]"),
         ("(iota 2000)", "i32[2000] [0 1 2 ... 1997 1998 1999]"),

@@ -18,8 +18,9 @@
          (null (= s 0)))
     (where null 0 (sqrt (where null 1 s)))))
 
+; A list becomes a tensor first: as a list it differs from 0.
 (defun count-nonzero (x &key (axis nil) (keep false))
-  (sum (!= x 0) :axis axis :keep keep))
+  (sum (!= (broadcast-to x (shape x)) 0) :axis axis :keep keep))
 
 ; The largest value is taken out before `exp`: nothing overflows, and no gradient needs to flow through it.
 (defun largest (x axis)
