@@ -81,6 +81,12 @@ _NUMBERS = FLOATS | {"i32", "i64", "u8", "u32"}
 _BOOL = frozenset(("bool",))
 
 
+def _summed(x: Any) -> Any:
+    """What is added up in: halves in f32, and rounded once at the end."""
+    dtype = np.asarray(x).dtype
+    return np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
+
+
 def _arg(run: Callable[..., Any]) -> Callable[..., Any]:
     def pick(x: Any, axes: Axes) -> Any:
         """Over several axes the index is into their row-major product."""
@@ -93,8 +99,8 @@ def _arg(run: Callable[..., Any]) -> Callable[..., Any]:
 def records() -> list[Op]:
     """The records of every reduction."""
     return [
-        _reduce("sum", lambda x, axes: np.sum(x, axes, dtype=np.asarray(x).dtype), _vjp_sum, _NUMBERS),
-        _reduce("prod", lambda x, axes: np.prod(x, axes, dtype=np.asarray(x).dtype), _vjp_prod, _NUMBERS),
+        _reduce("sum", lambda x, axes: np.sum(x, axes, dtype=_summed(x)), _vjp_sum, _NUMBERS),
+        _reduce("prod", lambda x, axes: np.prod(x, axes, dtype=_summed(x)), _vjp_prod, _NUMBERS),
         _reduce("max", lambda x, axes: np.max(x, axes), _vjp_extremum, _NUMBERS),
         _reduce("min", lambda x, axes: np.min(x, axes), _vjp_extremum, _NUMBERS),
         _reduce("any", lambda x, axes: np.any(x, axes), None, _BOOL),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sexpgpu.ir.graph import Node
-from sexpgpu.ir.types import FLOATS
+from sexpgpu.ir.types import FLOATS, INTEGERS
 from sexpgpu.passes.elaboration import values
 from sexpgpu.passes.elaboration.lowering import (
     RANGES,
@@ -94,6 +94,8 @@ def _power(m: Machine, a: Value, b: Value) -> Value:
     """A power with an integer exponent of a float tensor is a float's."""
     if isinstance(a, Node) and isinstance(b, int) and not isinstance(b, bool) and a.dtype in FLOATS:
         b = float(b)
+    if isinstance(a, Node) and a.dtype in INTEGERS and isinstance(b, int) and b < 0:
+        raise Problem("E-TYPE-001", f"pow: {a.type} to the power {b} is no integer", notes=["cast it: (cast x f32)"])
     return pointwise(m.graph, "pow", "pow", (a, b))
 
 

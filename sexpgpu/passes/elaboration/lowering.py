@@ -178,6 +178,8 @@ def pointwise(graph: Graph, name: str, op: str, values: Sequence[Value]) -> Valu
     dtype = common_dtype(name, values)
     if op in _LOGICAL:
         for value in values:
+            if isinstance(value, tuple):
+                raise ListGiven(value, name, "bool tensors")
             if not (isinstance(value, bool) or (isinstance(value, Node) and value.dtype == "bool")):
                 raise Problem("E-TYPE-001", f"{name} takes bool tensors, not {describe(value)}")
     elif op in _FLOAT_ONLY and dtype not in FLOATS:

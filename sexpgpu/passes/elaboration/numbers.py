@@ -136,6 +136,8 @@ def number_operation(name: str, op: str, values: Sequence[Value]) -> Value:
         return _equal(a, b) is (op == "eq")
     if op in _LOGICAL:
         for value in values:
+            if isinstance(value, tuple):
+                raise ListGiven(value, name, "booleans")
             if not isinstance(value, bool):
                 raise Problem("E-TYPE-001", f"{name} takes booleans, not {describe(value)}")
         return _LOGICAL[op](*values)

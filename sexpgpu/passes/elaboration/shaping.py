@@ -54,10 +54,6 @@ def _unit(value: int, dtype: Value) -> Value:
     return bool(value) if dtype == "bool" else value
 
 
-def _full(m: Machine, size: Value, value: Value, dtype: Value) -> Node:
-    return _filled(m, "full", size, value, dtype)
-
-
 def _zeros_like(m: Machine, x: Value) -> Node:
     x = as_tensor(m.graph, x, "zeros-like")
     return m.graph.constant(0, x.dtype, x.shape)
@@ -258,13 +254,23 @@ def _flip(m: Machine, x: Value, axis: Value) -> Node:
 
 
 def _roll(m: Machine, x: Value, shift: Value, axis: Value) -> Node:
+    """A shift of each axis, or one of all of them."""
     node = tensor(x, "roll")
-    at = values.axis(axis, node.tensor.rank, "roll")
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    shifts = shift if isinstance(shift, tuple) else (shift,) * len(axes)
+    if len(shifts) != len(axes):
+        raise Problem("E-SHAPE-001", f"roll: {len(shifts)} shifts for {len(axes)} axes")
+    for by, at in zip(shifts, axes):
+        node = _rolled(node, integer(by, "roll: the shift"), values.axis(at, node.tensor.rank, "roll"))
+    return node
+
+
+def _rolled(node: Node, shift: int, at: int) -> Node:
     size = node.shape[at]
-    by = integer(shift, "roll: the shift") % size if size else 0
+    by = shift % size if size else 0
     if by == 0:
         return node
-    return m.graph.add("concat", (part(node, at, size - by, size), part(node, at, 0, size - by)), {"axis": at})
+    return node.graph.add("concat", (part(node, at, size - by, size), part(node, at, 0, size - by)), {"axis": at})
 
 
 def _indices(m: Machine, value: Value, name: str) -> Node:
@@ -318,9 +324,11 @@ def _top_k(m: Machine, x: Value, k: Value, axis: Value) -> Values:
 
 
 def _cumsum(m: Machine, x: Value, axis: Value) -> Node:
+    """Halves are summed in f32 and rounded once."""
     node = tensor(x, "cumsum")
-    node = cast(node, "i32") if node.dtype == "bool" else node
-    return m.graph.add("cumsum", (node,), {"axis": values.axis(axis, node.tensor.rank, "cumsum")})
+    summed = cast(node, {"bool": "i32", "bf16": "f32", "f16": "f32"}.get(node.dtype, node.dtype))
+    made = m.graph.add("cumsum", (summed,), {"axis": values.axis(axis, node.tensor.rank, "cumsum")})
+    return made if node.dtype == "bool" else cast(made, node.dtype)
 
 
 def _is_scalar(x: Value) -> bool:
@@ -355,7 +363,8 @@ def rows() -> list[Builtin]:
     return [
         row("(zeros S :dtype f32)", _zeros, "A tensor of shape S filled with 0."),
         row("(ones S :dtype f32)", _ones, "A tensor of shape S filled with 1."),
-        row("(full S V :dtype f32)", _full, "A tensor of shape S filled with V."),
+        row("(full S V :dtype f32)", lambda m, s, v, dtype: _filled(m, "full", s, v, dtype),
+            "A tensor of shape S filled with V."),
         row("(zeros-like X)", _zeros_like, "Zeros of X's shape and dtype."),
         row("(ones-like X)", _ones_like, "Ones of X's shape and dtype."),
         row("(iota N :dtype i32)", _iota, "0, 1, … N − 1."),
@@ -372,7 +381,7 @@ def rows() -> list[Builtin]:
         row("(split X N :axis 0)", _split, "N equal parts, or parts of the sizes N, as several values."),
         row("(pad X WIDTHS :value 0)", _pad, "X with [lo hi] more elements on each axis."),
         row("(flip X :axis nil)", _flip, "X backward along axes."),
-        row("(roll X SHIFT :axis 0)", _roll, "X moved along an axis, what leaves at the end enters at the front."),
+        row("(roll X SHIFT :axis 0)", _roll, "X moved along an axis, or axes, what leaves at the end enters at the front."),
         row("(take X I :axis 0)", _take, "The slices of X at indices I."),
         row("(gather X I :axis -1)", _gather, "X read along an axis at indices I (NumPy's take_along_axis)."),
         row("(scatter-add X I U :axis 0)", _scatter_add, "X with the rows of U added at I."),
