@@ -129,3 +129,13 @@ def test_what_no_loss_depends_on_has_gradient_zero() -> None:
     outputs = evaluate_graph(made, {"x": np.ones(3), "w": np.ones(3)})
     assert outputs["gradient:w"].tolist() == [0.0, 0.0, 0.0]
     assert outputs["gradient:x"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_small_derivative_of_expm1_keeps_its_digits() -> None:
+    graph = Graph("g")
+    x = field(graph, "x", np.zeros(()))
+    graph.outputs = {"loss": graph.add("expm1", (x,))}
+    made = differentiate(graph, {"loss": ("number", 1.0)}, {"x": x})
+    slope = evaluate_graph(made, {"x": np.float32(-12)}, wide=False)["gradient:x"]
+    # e^-12; expm1(−12) + 1 has only three of its digits in float32.
+    np.testing.assert_allclose(slope, 6.14421235332821e-06, rtol=2e-7)

@@ -25,3 +25,24 @@ def test_a_product_over_an_axis_without_elements_is_0() -> None:
 
 def test_a_row_of_several_axes_may_be_without_elements() -> None:
     assert loss_of("(sum (softmax (reshape (slice x [0 0] [8 0]) [0 5])))") == 0
+
+
+def test_a_product_of_no_factors_is_1() -> None:
+    assert loss_of("(sum (prod (slice x [0 0] [8 0]) :axis 1))") == 8
+
+
+def test_nothing_is_sorted_to_nothing() -> None:
+    assert loss_of("(sum (sort (slice x [0 0] [8 0])))") == 0
+
+
+def test_the_greatest_of_no_element_is_asked_of_no_row() -> None:
+    assert loss_of("(sum (softmax (reshape (slice x [0 0] [8 0]) [8 0 0])))") == 0
+
+
+def test_a_sum_over_nothing_backward_is_planned() -> None:
+    x = "(reshape (slice x [0 0] [8 0]) [4 0 2])"
+    assert loss_of(f"(sum (* (flip {x} :axis 0) {x}))") == 0
+
+
+def test_a_pool_of_no_rows_has_none() -> None:
+    assert loss_of("(sum (avg-pool (reshape (slice x [0 0] [8 0]) [0 1 4 4]) 2))") == 0

@@ -120,6 +120,8 @@ def join_lanes(kernel: Kernel, r: Reduction) -> None:
         kernel.add(f"narrow_{r.op}_{r.dtype}(a{r.array})")
         kernel.source.depth -= 1
         kernel.add(f"r{r.value} = join_{r.op}_{r.dtype}(a{r.array})")
-    if r.op == "sum":
-        kernel.add(f"r{r.value} = k_select(n == 0, {kernel.source.constant(0, r.dtype)}, r{r.value})")
+    if r.op in ("sum", "prod"):
+        # No lane was begun; the sum's neutral value is −0, and its value 0.
+        empty = kernel.source.constant(int(r.op == "prod"), r.dtype)
+        kernel.add(f"r{r.value} = k_select(n == 0, {empty}, r{r.value})")
     kernel.names[r.value] = f"r{r.value}"

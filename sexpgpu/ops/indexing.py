@@ -73,7 +73,7 @@ def _infer_gather(x: TensorType, indices: TensorType, axis: int) -> NodeType:
     """NumPy's take_along_axis: all axes but `axis` are equal."""
     _integers("gather", indices)
     same = x.rank == indices.rank and all(x.shape[i] == indices.shape[i] for i in range(x.rank) if i != axis)
-    if not same or x.shape[axis] == 0:
+    if not same or (x.shape[axis] == 0 and indices.elements):
         raise TypeMismatch("E-SHAPE-001", f"gather on axis {axis}: {x} and {indices} do not fit")
     return TensorType(x.dtype, indices.shape, indices.labels)
 

@@ -105,7 +105,7 @@ PRIMITIVES: dict[str, Primitive] = {
     "abs": Primitive("k_abs({})", "k_abs({})", np.abs, _sign_of, operands="number"),
     "sign": Primitive("k_sign({})", "k_sign({})", np.sign, None, operands="number"),
     "exp": Primitive("k_exp({})", "k_exp({})", np.exp, lambda y, a: (y,)),
-    "expm1": Primitive("k_expm1({})", "k_expm1({})", np.expm1, lambda y, a: (y + 1.0,)),
+    "expm1": Primitive("k_expm1({})", "k_expm1({})", np.expm1, lambda y, a: (a.graph.add("exp", (a,)),)),
     "log": Primitive("k_log({})", "k_log({})", np.log, lambda y, a: (Reciprocal(a),)),
     "log1p": Primitive("k_log1p({})", "k_log1p({})", np.log1p, lambda y, a: (Reciprocal(a + 1.0),)),
     "sqrt": Primitive("k_sqrt({})", "k_sqrt({})", np.sqrt, lambda y, a: (Reciprocal(y * 2.0),)),

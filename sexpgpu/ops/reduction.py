@@ -22,9 +22,10 @@ def _infer_reduce(name: str, takes: frozenset[str], result: str | None = None) -
         assert list(axes) == sorted(set(axes)) and all(0 <= a < x.rank for a in axes), (name, axes, x)
         if x.dtype not in takes:
             raise TypeMismatch("E-TYPE-001", f"{name} does not take {x}")
-        if name in ("max", "min", "argmax", "argmin") and any(x.shape[a] == 0 for a in axes):
-            raise TypeMismatch("E-SHAPE-001", f"{name} over no element: {x}")
         kept = [i for i in range(x.rank) if i not in axes]
+        # As in NumPy, no result needs no element.
+        if name in ("max", "min", "argmax", "argmin") and x.elements == 0 and all(x.shape[i] for i in kept):
+            raise TypeMismatch("E-SHAPE-001", f"{name} over no element: {x}")
         labels = tuple(x.label(i) for i in kept) if x.labels else ()
         return TensorType(result or x.dtype, tuple(x.shape[i] for i in kept), labels)  # type: ignore[arg-type]
 

@@ -102,6 +102,8 @@ def pull(view: Node, access: Access, sizes: list[int]) -> Access:
 def reshaped(source: tuple[int, ...], target: tuple[int, ...], access: Access, sizes: list[int]) -> Access:
     """The access of shape `source` that reads the same element as `access` does of shape `target`."""
     made: list[Index] = [ZERO] * len(source)
+    if prod(source) == 0:
+        return tuple(made)  # runs of axes are not told apart by how many elements they have
     i = j = 0
     while i < len(source) or j < len(target):
         # The smallest run of axes on both sides with the same number of elements.
@@ -127,8 +129,6 @@ def _group(
     source: tuple[int, ...], target: tuple[int, ...], access: Access, sizes: list[int], made: list[Index], first: int
 ) -> None:
     """One run: the row-major number of the element over `target`, taken apart over `source`."""
-    if prod(source) == 0:
-        return
     start, terms = joined(list(zip(access, contiguous(target), strict=True)))
     rest = list(terms)
     # Innermost axis first: its index takes the terms below `stride · size`.

@@ -305,6 +305,8 @@ def _groups(kind: Kind, axes: Axes, reduced: tuple[int, ...]) -> list[list[int]]
 
 def _check_even(group: Sequence[int], sizes: Sequence[int], rows: Sequence[Sequence[int]], trace: Trace) -> None:
     """A row or column is one loop: operands that do not step evenly along it have to be copied."""
+    if any(sizes[loop] == 0 for loop in group):
+        return  # no element has a place, and a copy would be no more even
     loops = [loop for loop in group if sizes[loop] > 1]
     uneven: dict[Node, None] = {}
     for row, reached in zip(rows, trace.reached, strict=False):

@@ -44,7 +44,7 @@
          (widths (each-axis padding axes)))
     (assert (every (map (fn (p k) (<= (* 2 p) k)) widths sizes)) "the padding of a pool is more than half its kernel" padding kernel)
     (let ((w (windows (pad-around x widths value) sizes :stride (if (= stride nil) sizes (each-axis stride axes)))))
-      (reshape w (append (map (fn (i) (dim w i)) (range (+ axes 2))) [-1])))))
+      (reshape w (append (map (fn (i) (dim w i)) (range (+ axes 2))) [(fold * 1 sizes)])))))
 
 ; The gradient goes to the first of equal elements.
 (defun max-pool (x kernel &key (stride nil) (padding 0))

@@ -28,7 +28,7 @@
 (deflayer groupnorm (x groups &key (eps 1e-5))
   (assert (> (rank x) 1) "groupnorm takes [b c …]" x)
   (assert (= (mod (dim x 1) groups) 0) "groupnorm: the channels do not divide by the groups" x groups)
-  (let* ((grouped (reshape x [(dim x 0) groups -1]))
+  (let* ((grouped (reshape x [(dim x 0) groups (// (size x :axis (range 1 (rank x))) groups)]))
          (centred (- grouped (mean grouped :axis -1 :keep true)))
          (y (* centred (rsqrt (+ (mean (square centred) :axis -1 :keep true) eps))))
          (gain (param "gain" [(dim x 1)] ones))
