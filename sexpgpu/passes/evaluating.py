@@ -30,15 +30,15 @@ class Evaluated:
     parameters: Sequence[Parameter]
 
 
-def evaluated(program: Program, form: Form, read_header: HeaderReader) -> Evaluated:
-    """The value of an expression among a program's definitions, with `training` false. Raises Diagnostics."""
+def evaluated(program: Program, form: Form, read_header: HeaderReader, training: bool = False) -> Evaluated:
+    """The value of an expression among a program's definitions. Raises Diagnostics."""
     machine = Machine()
     compiler = Compiler(program, machine, BUILTINS, CONSTANTS, DYNAMIC)
     Loaders(program, compiler, read_header)
     for error in program.problems:
         machine.report(error)
     graph = Graph("eval")
-    machine.graph, machine.scope, machine.context = graph, Scope(), Context(training=False)
+    machine.graph, machine.scope, machine.context = graph, Scope(), Context(training=training)
     with deep_recursion():
         value = machine.guarded(lambda: compiler.evaluate(form), POISON)
     if machine.errors:
