@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from sexpgpu.ir.graph import Graph
+from sexpgpu.passes.differentiate import differentiate
 from sexpgpu.passes.pipeline import training_graph
 from tests.elaborating import elaborated, run_of
 from tests.on_cpu import run_graph
@@ -46,3 +48,12 @@ def test_a_sum_over_nothing_backward_is_planned() -> None:
 
 def test_a_pool_of_no_rows_has_none() -> None:
     assert loss_of("(sum (avg-pool (reshape (slice x [0 0] [8 0]) [0 1 4 4]) 2))") == 0
+
+
+def test_a_gradient_without_elements_writes_nothing() -> None:
+    graph = Graph("g")
+    x = graph.add("input", (), {"kind": "field", "name": "x", "dtype": "f32", "shape": (3, 0)})
+    graph.outputs = {"y": graph.add("prod", (x,), {"axes": (1,)})}
+    graph.outputs["loss"] = graph.add("sum", (graph.outputs["y"],), {"axes": (0,)})
+    made = differentiate(graph, {"loss": ("number", 1.0)}, {"x": x})
+    assert run_graph(made, {"x": np.ones((3, 0))})["y"].tolist() == [1, 1, 1]

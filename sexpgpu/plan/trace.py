@@ -266,7 +266,9 @@ def _finish(
     for k, (root, value) in enumerate(zip(roots, values, strict=True)):
         at = len(keys) + k
         alias = _alias(kind, keys, places, rows, at, root)
-        stores.append(Store(number[value], root.node.dtype, _inner(rows[at]), alias))
+        # What steps is stored an element: of none nothing is written, as one value a row would be.
+        inner = _inner(rows[at]) if root.node.tensor.elements else "any"
+        stores.append(Store(number[value], root.node.dtype, inner, alias))
     operands = [Operand(p, tuple(row), s) for p, row, s in zip(places, rows, starts, strict=True)]
     program = Program(kind, len(sizes), loads, body, tuple(stores))
     nodes = tuple(root.node.index for root in roots)
