@@ -294,7 +294,7 @@ CHOICE = (
     same("index_select", "(take x i :axis {dim})", "x dim index:i", left=(ONE_AXIS,)),
     Row("index_add", added, "x dim index:i source:u alpha=1"),
     Row("scatter_add", scattered, "x dim index:i src:u"),
-    Row("nn.functional.embedding", "(embed table ids)", "ids weight:table"),
+    Row("nn.functional.embedding", "(embed table ids)", "table ids"),
     Row("zeros_like", "(zeros-like x)"),
     Row("ones_like", "(ones-like x)"),
     Row("full_like", "(full (shape x) {value})", "x value"),

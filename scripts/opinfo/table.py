@@ -16,7 +16,7 @@ Values and gradients of our operations beside PyTorch's own samples of its opera
 Each sample is written as a user would write it, elaborated, differentiated by our own passes, compiled for the CPU and run in
 float32. PyTorch computes the same operands in float64. The loss is the sum of the results times fixed random cotangents, and
 every operand that PyTorch differentiates is compared; integers and conditions are compared exactly. Non-contiguous
-operands are copied. The bound of an element is derived from the operands, not chosen (`scripts/opinfo/theirs.py`):
+operands are copied. The bound of an element has the same factors for every operator (`scripts/opinfo/theirs.py`):
 
     8 · (u · |y| + u · max |y| / 4 + u · terms + condition + error of PyTorch's float32)
 
