@@ -147,6 +147,8 @@ mse              (mse [1.0 2.0] [3.0 2.0])
 huber            (huber [1.0 4.0] [1.5 1.0])
 kl-divergence    (kl-divergence (log [0.5 0.5]) (log [0.5 0.5]))
 stop-gradient    (stop-gradient [1.0 2.0])
+grad             (grad (fn (x) (sum (pow x 3))) [1.0 2.0])
+grad-params      (grad-params (sum (square (param "w" [2] ones))) "w")
 probe            (probe "x" [1.0 2.0])
 """,
     "Random draws and loops": """

@@ -67,6 +67,11 @@ def test_the_lstm_learns_as_it_does_with_every_value_kept(tmp_path: Path, cache:
     np.testing.assert_allclose([record["train/loss"] for record in records(tmp_path, kept)], losses, rtol=1e-3)
 
 
+def test_the_critic_learns_a_distance_between_digits_and_noise(tmp_path: Path, cache: Path) -> None:
+    done = sexpgpu_process(tmp_path, cache, "run", str(EXAMPLES / "gradient-penalty.sexp"), "--variant", "smoke")
+    assert records(tmp_path, done, "eval")[-1]["held-out/distance"] > 0.5
+
+
 def test_a_small_residual_network_learns_the_digits(tmp_path: Path, cache: Path) -> None:
     done = sexpgpu_process(tmp_path, cache, "run", str(EXAMPLES / "resnet.sexp"), "--variant", "smoke")
     evaluations = records(tmp_path, done, "eval")

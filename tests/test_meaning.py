@@ -28,6 +28,7 @@ ELSEWHERE = {
     *"decays? probe weighted".split(),  # what surrounds a value
     *"adafactor convolution? muon".split(),  # test_optimizers.py
     "scan",  # test_scan
+    *"grad grad-params".split(),  # test_gradients.py
 }
 # Functions of the prelude that are parts of others.
 PARTS = {

@@ -299,3 +299,14 @@ def test_a_widened_value_is_the_same_number(dtype: str) -> None:
     found = run_graph(graph, {"x": x})["y"]
     assert found.dtype == np.float32
     assert np.array_equal(found, x.astype(np.float32))
+
+
+def test_a_gradient_in_the_file_is_one_of_the_rounded_values_and_is_rounded_itself() -> None:
+    made = elaborated(run_of("(mean x)", "", ":steps 1 :predict (grad (fn (a) (sum (square (sin a)))) x)")).predict
+    assert made is not None
+    found = run_graph(rounded(made, "bfloat16"), {"x": X})["predict"]
+    x = X.astype(np.float64)
+    expected = bf16(2 * bf16(np.sin(x)).astype(np.float64) * np.cos(x))
+    # In f32 a few of the products lie on the other side of a tie.
+    assert np.mean(found == expected) > 0.98
+    assert np.mean(bf16(2 * np.sin(x) * np.cos(x)) == expected) < 0.9

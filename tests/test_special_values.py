@@ -29,6 +29,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "lstm": {"width": 16, "inner": 8, "seq": 5, "batch": 2},
     "resnet": {"width": 2, "blocks": 1, "batch": 2},
     "fine-tune": {"hidden": 8, "batch": 2},
+    "gradient-penalty": {"hidden": 8, "batch": 2},
 }
 # Which of its runs, where an example has several.
 RUNS = {"fine-tune": "tune"}

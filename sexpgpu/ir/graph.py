@@ -145,12 +145,14 @@ class Graph:
         return node
 
     def clone(self, node: Node, inputs: Iterable[Node]) -> Node:
-        """The same operation on other inputs, with the same origins."""
+        """The same operation on other inputs, with the same origins and roundings."""
         with self.at(node.origins[0] if node.origins else None):
             labels = node.type.labels if node.op == "input" and isinstance(node.type, TensorType) else None
             made = self.add(node.op, inputs, node.attributes, labels=labels)
         for origin in node.origins[1:]:
             _note_origin(made, origin)
+        if node in node.graph.results:
+            self.results.add(made)
         return made
 
     def constant(self, value: float | bool, dtype: Dtype, shape: tuple[int, ...] = ()) -> Node:

@@ -26,14 +26,14 @@ from sexpgpu.passes.active import (
     reached,
     with_outputs,
 )
-from sexpgpu.passes.attention import attention_derivative
+from sexpgpu.passes.attention import FORWARD, attention_derivative
 from sexpgpu.passes.scan_derivative import BackwardScan, differentiate_scan
 
 
 def differentiate(graph: Graph, seeds: Mapping[str, Expression], targets: Mapping[str, Node]) -> Graph:
     """The graph extended by gradients.
 
-    seeds    name of a scalar f32 output → its cotangent, a host scalar
+    seeds    name of a scalar output → its cotangent, a number or (of an f32 output) a host scalar
     targets  name → node whose gradient is wanted, given as output `gradient:NAME` (zeros where the output does not
              depend on it)
     """
@@ -42,7 +42,10 @@ def differentiate(graph: Graph, seeds: Mapping[str, Expression], targets: Mappin
     replace, derived = _extend(graph, made, active)
     cotangents: dict[Node, Node] = {}
     for name, expression in seeds.items():
-        _accumulate(cotangents, replace[graph.outputs[name]], made.add("host", (), {"expression": expression}))
+        root = replace[graph.outputs[name]]
+        known = expression[0] == "number"
+        seed = made.constant(expression[1], root.dtype) if known else made.add("host", (), {"expression": expression})
+        _accumulate(cotangents, root, seed)
     reverse(made, cotangents, {replace[node] for node in active}, derived)
     made.outputs = {name: replace[node] for name, node in graph.outputs.items()}
     for name, node in targets.items():
@@ -109,6 +112,8 @@ def _extend(graph: Graph, made: Graph, active: set[Node]) -> tuple[dict[Node, No
             extended = made.add(node.op, inputs, {**attributes, "body": cache[key].forward})
             single = isinstance(node.type, TensorType) and not isinstance(extended.type, TensorType)
             replace[node] = made.add("get", (extended,), {"index": 0}) if single else extended
+        if node in graph.results:
+            made.results.add(replace[node])
         derived[extended] = cache[key]
     return replace, derived
 
@@ -169,7 +174,8 @@ def _backward_body(
     """The body of the backward region: what the gradients need, with arguments, saved values and cotangents as inputs."""
     needed = reached(gradients, set(saved))
     kept = tuple(k for k, argument in enumerate(arguments) if argument in needed)
-    backward = Graph(f"{work.name}-backward")
+    # Only attention's own derivative has the name that devices look for.
+    backward = Graph(f"{work.name}-backward" if work.name != FORWARD else f"{work.name}-derivative")
     copies: dict[Node, Node] = {}
     inputs = [(f"a{k}", arguments[k]) for k in kept] + [(f"s{k}", s) for k, s in enumerate(saved)]
     for name, node in [*inputs, *((seed.attributes["name"], seed) for seed in seeds)]:

@@ -71,6 +71,8 @@ class _Rounding:
             with made.like(node):
                 replace[node] = self._node(made, node, replace)
         made.outputs = {name: replace[node] for name, node in graph.outputs.items()}
+        # Copies are marked as what they copy; these are rounded now.
+        made.results.clear()
         return made
 
     def _concerns(self, node: Node) -> bool:

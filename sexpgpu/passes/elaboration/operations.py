@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from math import pi
 
 from sexpgpu.ir.types import DTYPES
-from sexpgpu.passes.elaboration import elementwise, lists, modelling, products, scanning, shaping, sliding
+from sexpgpu.passes.elaboration import elementwise, gradients, lists, modelling, products, scanning, shaping, sliding
 from sexpgpu.passes.elaboration.machine import Machine
 from sexpgpu.passes.elaboration.values import Builtin, DtypeName, Problem, Scalar, Value
 
-_TABLES = (elementwise, shaping, products, sliding, lists, modelling, scanning)
+_TABLES = (elementwise, shaping, products, sliding, lists, modelling, scanning, gradients)
 BUILTINS: Mapping[str, Builtin] = {builtin.name: builtin for module in _TABLES for builtin in module.rows()}
 CONSTANTS: Mapping[str, Value] = {"pi": pi, **{name: DtypeName(name) for name in DTYPES}}
 
