@@ -25,7 +25,7 @@ from tests.on_cpu import engine
 from tests.on_simulator import Simulated
 
 EXAMPLES = Path(sexpgpu.__file__).parent / "examples"
-NAMES = ("builtin", "digits", "gpt2", "lstm", "resnet")
+NAMES = ("builtin", "digits", "gpt2", "gradient-penalty", "lstm", "resnet")
 HOSTS = {"step": 2.0, "updates": 2.0, "total-steps": 3.0, "loss-scale": 0.125, "gradient-scale": 1.0, "microbatches": 1.0}
 # Of values whose sums run in another order; relative to the largest of their tensor.
 TOLERANCE = 1e-5
