@@ -96,6 +96,35 @@ def test_in_bfloat16_attention_trains_by_cudnn_and_by_our_own_kernels(
     assert nothing_wrong(driver)
 
 
+@pytest.mark.parametrize("library, figures, words", [
+    ("auto", A100, "products: 3 with their bias by cuDNN"),
+    ("on", H100, "products: 3 with their bias by cuDNN"),
+    ("auto", H100, "products: 3 without their bias in the call: cuDNN was not compared with cuBLASLt on sm_90 (cudnn = on asks it)"),
+])  # fmt: skip
+def test_the_report_says_who_adds_the_biases_of_q_k_and_v(
+    library: str, figures: Figures, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEXPGPU_CUDNN", library)
+    driver = FakeCuda(figures)
+    install(driver, monkeypatch, FakeCudnn(driver))
+    trainer = load(EXAMPLES / "builtin.sexp", variant="sim").trainer(device="cuda", precision="bfloat16")
+    train = trainer.lowering.partition("  update")[0]
+    assert words in train
+    assert (", 3 cuDNN)" in train) == ("by cuDNN" in words)
+    trainer._session.device.close()
+    assert nothing_wrong(driver)
+
+
+def test_what_cudnn_refuses_of_a_product_is_told_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeCuda(A100)
+    install(driver, monkeypatch, FakeCudnn(driver, refusal="{}\nWarning: X; Reason: The width is not liked at: w > 4\n"))
+    trainer = load(EXAMPLES / "builtin.sexp", variant="sim").trainer(device="cuda", precision="bfloat16")
+    words = "products: 3 without their bias in the call: cuDNN refuses: The width is not liked"
+    assert words in trainer.lowering
+    trainer._session.device.close()
+    assert nothing_wrong(driver)
+
+
 Said = tuple[int, str, str]
 
 

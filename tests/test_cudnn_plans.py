@@ -50,6 +50,7 @@ def graphs() -> Mapping[str, OperationGraph]:
     made["without lse"] = attention(without_lse(launches(CASES["gpt2"])[0]), "bf16")
     made["bias and gelu"] = product(multiplied(), Epilogue(Place(3), "gelu"))
     made["bias and gelu-tanh"] = product(multiplied(), Epilogue(Place(3), "gelu-tanh"))
+    made["bias of f32"] = product(multiplied(), Epilogue(Place(3), bias_dtype="f32"))
     return made
 
 
@@ -58,7 +59,7 @@ def without_lse(launch: Attention) -> Attention:
 
 
 # What is planned for every card; the rest for one.
-EVERYWHERE = ("gpt2 forward", "gpt2 backward", "grouped forward", "grouped backward", "bias and gelu-tanh")
+EVERYWHERE = ("gpt2 forward", "gpt2 backward", "grouped forward", "grouped backward", "bias and gelu-tanh", "bias of f32")
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from sexpgpu.cuda.epilogue import Epilogue
 from sexpgpu.cuda.folding import Fold, folds
@@ -59,6 +60,17 @@ def reads(number: int) -> Generated:
 def test_a_bias_is_added_by_the_call() -> None:
     made = folds(plan_of([product(), added()]))
     assert made == {0: Fold(product(c=SUM), Epilogue(bias=Place(BIAS)), 1)}
+
+
+def test_a_sum_that_is_rounded_once_to_the_operands_dtype_is_one_with_its_bias_of_f32() -> None:
+    b = Builder("map", 2)
+    b.store(b.do("cast", b.do("add", b.load(), b.load()), dtype="bf16"), dtype="bf16")
+    rounded = Generated(
+        b.program(), (M, N), (Access(Place(C), (N, 1)), Access(Place(BIAS), (0, 1))), (Access(Place(SUM), (N, 1)),)
+    )
+    made = replace(product("bf16", c=SUM), result="bf16")
+    assert folds(plan_of([product("bf16"), rounded])) == {0: Fold(made, Epilogue(Place(BIAS), bias_dtype="f32"), 1)}
+    assert folds(plan_of([product("f32"), rounded])) == {}
 
 
 def test_columns_are_summed_by_the_call_whichever_stands_first() -> None:

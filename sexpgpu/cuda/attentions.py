@@ -16,8 +16,10 @@ from msgspec.structs import replace
 from sexpgpu.codegen.cuda_emit import alignment_of, cuda_launches
 from sexpgpu.codegen.cuda_operands import Alignment
 from sexpgpu.codegen.cuda_source import CudaLaunch
-from sexpgpu.cuda.cudnn_graphs import attention, why_not_attention
+from sexpgpu.cuda.cudnn_graph import OperationGraph
+from sexpgpu.cuda.cudnn_graphs import attention, product, why_not_attention, why_not_product
 from sexpgpu.cuda.cudnn_plans import BoundPlan, ExecutionPlan, Handle, Refusal, new_handle, plan
+from sexpgpu.cuda.folding import Fold
 from sexpgpu.ir.types import SIZES
 from sexpgpu.passes.access import contiguous
 from sexpgpu.plan.kernel import Access, Attention, Generated, Instruction, Load, Place, Plan, Program, Store, flattened
@@ -30,13 +32,13 @@ POLICY = frozenset(("sm_80",))
 
 
 @dataclass(frozen=True)
-class ChosenAttention:
+class ChosenGraph:
     """A region that cuDNN runs: what is rounded before its call, and widened after it."""
 
     planned: ExecutionPlan
-    before: tuple[CudaLaunch, ...]
-    after: tuple[CudaLaunch, ...]
-    scratch_bytes: int
+    before: tuple[CudaLaunch, ...] = ()
+    after: tuple[CudaLaunch, ...] = ()
+    scratch_bytes: int = 0
 
     @property
     def workspace_bytes(self) -> int:
@@ -52,7 +54,7 @@ class Attending:
     """Who runs the attention of a plan: cuDNN that of `chosen`, by their launches' numbers; of the others, how many for which
     reason."""
 
-    chosen: Mapping[int, ChosenAttention] = field(default_factory=dict)
+    chosen: Mapping[int, ChosenGraph] = field(default_factory=dict)
     own: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -79,7 +81,7 @@ class Cudnn:
 
     def divide(self, whole: Plan) -> Attending:
         alignment = alignment_of(whole)
-        chosen: dict[int, ChosenAttention] = {}
+        chosen: dict[int, ChosenGraph] = {}
         own: Counter[str] = Counter()
         for number, launch in enumerate(flattened(whole.launches)):
             if isinstance(launch, Attention):
@@ -90,18 +92,32 @@ class Cudnn:
                     chosen[number] = found
         return Attending(chosen, own)
 
-    def _choose(self, launch: Attention, alignment: Alignment) -> ChosenAttention | str:
+    def _choose(self, launch: Attention, alignment: Alignment) -> ChosenGraph | str:
         if 0 in (launch.batch, launch.heads, launch.rows, launch.columns):
             return "it has no elements"
         narrowed = _Narrowed(launch, alignment)
         refused = why_not_attention(narrowed.launch, launch.dtype)
         if refused:
             return refused
-        made = plan(self.calls, attention(narrowed.launch, launch.dtype), self.handle)
+        made = self._plan(attention(narrowed.launch, launch.dtype))
+        if isinstance(made, str):
+            return made
+        return ChosenGraph(made, narrowed.before, narrowed.after, narrowed.scratch_bytes)
+
+    def choose_product(self, fold: Fold) -> ChosenGraph | str:
+        """A product with its bias as one graph, or why not."""
+        refused = why_not_product(fold.product, fold.epilogue)
+        if refused:
+            return refused
+        made = self._plan(product(fold.product, fold.epilogue))
+        return made if isinstance(made, str) else ChosenGraph(made)
+
+    def _plan(self, graph: OperationGraph) -> ExecutionPlan | str:
+        made = plan(self.calls, graph, self.handle)
         if isinstance(made, Refusal):
             return str(made)
         self._planned.append(made)
-        return ChosenAttention(made, narrowed.before, narrowed.after, narrowed.scratch_bytes)
+        return made
 
     def close(self) -> None:
         while self._planned:

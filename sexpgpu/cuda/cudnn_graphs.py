@@ -177,7 +177,7 @@ def product(launch: Product, epilogue: Epilogue) -> OperationGraph:
         return drawing.done()
     y = drawing.product(a, b)
     if epilogue.bias is not None:
-        bias = drawing.tensor(launch.c_dtype, (1, 1, launch.n), place=epilogue.bias)
+        bias = drawing.tensor(epilogue.bias_dtype or launch.c_dtype, (1, 1, launch.n), place=epilogue.bias)
         y = drawing.pointwise("ADD", y, bias, None if epilogue.activation else c)
     if epilogue.activation:
         drawing.pointwise(_MODES[epilogue.activation], y, y=c)

@@ -177,18 +177,18 @@ def lowered(
     landing = {name: memory.offset_bytes for name, memory in (lands or {}).items()}
     made = card_plan(graph, keep_values=settings.keep_values, landing=landing)
     division = divide(made)
-    program = cuda_program(made, {*division.chosen, *division.done}, division.attending.around)
+    program = cuda_program(made, division.elsewhere, division.attending.around)
     base = 0 if keeps is None else aligned(keeps.offset_bytes + keeps.type.size_bytes)
     every = list(flattened(made.launches))
     products = sum(isinstance(launch, Product) for launch in every)
     lowering = Lowering(
         nodes=len(graph.nodes),
-        kernels=len(every) - products - len(division.done),
+        kernels=len(every) - products - len(division.done | division.graphs.done),
         fused=sum(isinstance(x, Generated) and _computes(x) > 1 for x in every),
         products=products,
         arena_bytes=base + made.arena_bytes,
         product_engine=division.words,
-        workspace_bytes=max(program.workspace_bytes, division.attending.workspace_bytes) + division.workspace_bytes,
+        workspace_bytes=max(program.workspace_bytes, division.native_workspace_bytes) + division.workspace_bytes,
         notes=(*report, *division.notes, *made.notes),
     )
     return program, division, base, lowering

@@ -20,6 +20,7 @@ from sexpgpu.cuda.attentions import POLICY, Attending, Cudnn, own_attending
 from sexpgpu.cuda.context import Context, Kernel, Module
 from sexpgpu.cuda.cubin_cache import CubinCache
 from sexpgpu.cuda.matmul import Rules
+from sexpgpu.cuda.product_graphs import ProductGraphs, candidates, kept, product_graphs
 from sexpgpu.cuda.products import Division, Library, own_division
 from sexpgpu.cuda.transfer import Uploads
 from sexpgpu.plan.kernel import Place, Plan
@@ -62,10 +63,20 @@ class Engine:
 
     def divide(self, plan: Plan) -> Division:
         """Who runs the products of a plan, and its attention. Where there are none, no library is loaded."""
-        made = own_division(plan)
+        graphs = self.graph(plan)
+        made = own_division(plan, graphs)
         if made.own and self.library is not None:
-            made = self.library.divide(plan)
+            made = self.library.divide(plan, graphs)
         return replace(made, attending=self.attend(plan))
+
+    def graph(self, plan: Plan) -> ProductGraphs:
+        """The products that cuDNN runs with their bias."""
+        if not candidates(plan) or self.settings.cudnn == "off":
+            return ProductGraphs()
+        if self.settings.cudnn == "auto" and self.arch not in POLICY:
+            return kept(plan, f"cuDNN was not compared with cuBLASLt on {self.arch} (cudnn = on asks it)")
+        found = self.graph_library
+        return kept(plan, found) if isinstance(found, str) else product_graphs(plan, found.choose_product)
 
     def attend(self, plan: Plan) -> Attending:
         """Who runs the attention of a plan. cuDNN is loaded where there is some, and it may run it."""
@@ -73,11 +84,11 @@ class Engine:
             return Attending()
         if self.settings.cudnn == "auto" and self.arch not in POLICY:
             return own_attending(plan, f"cuDNN was not compared with them on {self.arch} (cudnn = on asks it)")
-        found = self.attention_library
+        found = self.graph_library
         return own_attending(plan, found) if isinstance(found, str) else found.divide(plan)
 
     @cached_property
-    def attention_library(self) -> Cudnn | str:
+    def graph_library(self) -> Cudnn | str:
         """cuDNN, or why there is none."""
         return cudnn.unusable() or Cudnn(cudnn.cudnn())
 
@@ -140,7 +151,7 @@ class Engine:
         return float(sums.sum())
 
     def close(self) -> None:
-        made = [self.__dict__.get(name) for name in ("library", "attention_library")]
+        made = [self.__dict__.get(name) for name in ("library", "graph_library")]
         try:
             for library in made:
                 if isinstance(library, Library | Cudnn):

@@ -13,12 +13,14 @@ Activation = Literal["", "gelu", "gelu-tanh"]
 
 @dataclass(frozen=True)
 class Epilogue:
-    """`bias`: one number a column of the result, in the result's dtype, is added; then the activation. `gradient`: where the
-    sums of the right operand's columns are written, in the result's dtype: with no bias and no activation."""
+    """`bias`: one number a column of the result, in its dtype or in `bias_dtype`, is added; then the activation.
+    `gradient`: where the sums of the right operand's columns are written, in the result's dtype: with no bias and no
+    activation."""
 
     bias: Place | None = None
     activation: Activation = ""
     gradient: Place | None = None
+    bias_dtype: str = ""
 
 
 NO_EPILOGUE = Epilogue()

@@ -70,7 +70,7 @@ class CudaExecutable:
         self._kernels, lines = engine.load(program)
         self.lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, *lines))
         engine.arena.reserve(base_bytes + self.plan.arena_bytes)
-        engine.workspace.reserve(max(program.workspace_bytes, division.attending.workspace_bytes))
+        engine.workspace.reserve(max(program.workspace_bytes, division.native_workspace_bytes))
         engine.product_workspace.reserve(division.workspace_bytes)
         self._bound: dict[str, Bound] = {}
         self._numbers = {buffer.name: n for n, buffer in enumerate(self.plan.buffers)}
@@ -219,12 +219,16 @@ class CudaExecutable:
                 if number in self.division.chosen:
                     workspace = self.engine.product_workspace.address
                     yield number, self.division.chosen[number].at(self._address_in(addresses), workspace)
-                attention = self.division.attending.chosen.get(number)
-                for k, made in enumerate(self.program.launches[number]):
-                    if attention is not None and k == len(attention.before):
-                        yield number, attention.at(self._address_in(addresses), self._places[-1])
-                    kernel = self._kernels[made.kernel.name]
-                    yield number, prepared(kernel, made, self._address_in(addresses), self._places[-1])
+                kernels = [
+                    (number, prepared(self._kernels[made.kernel.name], made, self._address_in(addresses), self._places[-1]))
+                    for made in self.program.launches[number]
+                ]
+                graph = self.division.native.get(number)
+                before = len(kernels) if graph is None else len(graph.before)
+                yield from kernels[:before]
+                if graph is not None:
+                    yield number, graph.at(self._address_in(addresses), self._places[-1])
+                yield from kernels[before:]
                 number += 1
                 continue
             for position in launch.positions:

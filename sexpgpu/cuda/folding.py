@@ -1,8 +1,8 @@
 """Kernels that a product's call does on the way: adding a bias to its result, summing the columns of its right operand.
 
 A plan's product and kernel become one call, at the product's place in the plan, where that changes no value: the kernel is
-nothing but the sum, both are in f32, nobody else reads what the product alone would give, and nothing between the two
-touches what the call writes at another time than the plan has it.
+nothing but the sum, in f32, which it may round to the dtype of the operands; nobody else reads what the product alone
+would give; nothing between the two touches what the call writes at another time than the plan has it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from math import prod
 from msgspec.structs import replace
 
 from sexpgpu.cuda.epilogue import Epilogue
+from sexpgpu.ir.types import SIZES
 from sexpgpu.plan.kernel import Access, Generated, Kernel, Loop, Place, Plan, Product, flattened, places_of
 
 # Begin and end of memory: of the arena (name '') or of a buffer bound from outside.
@@ -57,9 +58,8 @@ class _Folds:
         in_arena = self.plan.buffers[product.c.place.buffer].kind == "arena"
         if kernel is None or not in_arena or product.c.place.buffer in self.outputs or product.c_dtype != "f32":
             return None
-        program = kernel.program
-        sums = [i.op for i in program.body] == ["add"] and sorted(program.body[0].arguments) == [0, 1]
-        if program.kind != "map" or program.rank < 2 or not sums or not _all_f32(kernel) or len(kernel.stores) != 1:
+        dtype = _sum_of_two(kernel)
+        if dtype not in ("f32", product.dtype):
             return None
         whole = (product.m, product.n)
         sides = [k for k, load in enumerate(kernel.loads) if load.place == _first(product)]
@@ -70,9 +70,10 @@ class _Folds:
         if not (across and _in_order(kernel.sizes, read) and _in_order(kernel.sizes, store)):
             return None
         assert store.place is not None and other.place is not None
-        made = replace(product, c=replace(product.c, place=store.place, starts=(0,)))
-        fold = Fold(made, Epilogue(bias=other.place), readers[0])
-        return fold if self._may_write(store.place, 4 * prod(whole), number, readers[0], made, other.place) else None
+        made = replace(product, c=replace(product.c, place=store.place, starts=(0,)), result=dtype)
+        fold = Fold(made, Epilogue(bias=other.place, bias_dtype="" if dtype == "f32" else "f32"), readers[0])
+        size = SIZES[dtype] * prod(whole)
+        return fold if self._may_write(store.place, size, number, readers[0], made, other.place) else None
 
     def gradient(self, number: int, product: Product) -> Fold | None:
         """The sums of b's columns, as of a bias whose gradient is b."""
@@ -140,9 +141,17 @@ def _contiguous(product: Product) -> bool:
     return (product.c.row, product.c.column) == (product.n, 1) or product.m == 1
 
 
-def _all_f32(kernel: Generated) -> bool:
-    loads, stores = kernel.program.loads, kernel.program.stores
-    return all(load.kind == "memory" and load.dtype == "f32" for load in loads) and all(s.dtype == "f32" for s in stores)
+def _sum_of_two(kernel: Generated) -> str:
+    """The dtype that a kernel stores the sum of two operands of f32 in, where it does nothing else; else ''."""
+    program = kernel.program
+    ops, loads = [i.op for i in program.body], program.loads
+    sums = ops in (["add"], ["add", "cast"]) and sorted(program.body[0].arguments) == [0, 1]
+    if program.kind != "map" or program.rank < 2 or not sums or len(program.stores) != 1:
+        return ""
+    (store,) = program.stores
+    f32 = all(load.kind == "memory" and load.dtype == "f32" for load in loads) and program.body[0].dtype == "f32"
+    last = store.value == len(loads) + len(ops) - 1 and program.body[-1].dtype == store.dtype
+    return store.dtype if f32 and last else ""
 
 
 def _in_order(sizes: Sequence[int], access: Access) -> bool:

@@ -153,6 +153,8 @@ def _refused(product: Product, epilogue: Epilogue) -> str:
         return "cuBLASLt's GELU is the tanh form, not that of erf"
     if epilogue != NO_EPILOGUE and product.accumulate:
         return "bias and activation do not go with adding to a result"
+    if epilogue.bias_dtype:
+        return f"cuBLASLt adds no bias of {epilogue.bias_dtype} to {product.c_dtype}"
     if epilogue.gradient is not None and len(product.c.starts) > 1:
         return "columns are summed of one matrix alone"
     return ""

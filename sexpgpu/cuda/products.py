@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sexpgpu.codegen.cuda_emit import alignment_of
 from sexpgpu.cuda import cublas
-from sexpgpu.cuda.attentions import Attending
+from sexpgpu.cuda.attentions import Attending, ChosenGraph
 from sexpgpu.cuda.context import Stream
 from sexpgpu.cuda.cublas import EpilogueFlag
 from sexpgpu.cuda.epilogue import NO_EPILOGUE, Epilogue
 from sexpgpu.cuda.folding import folds
 from sexpgpu.cuda.matmul import WORKSPACE_BYTES, Matmul, Rules, Three, describe
 from sexpgpu.cuda.matmul_calls import NoAlgorithm, PreparedMatmul, new_handle
+from sexpgpu.cuda.product_graphs import ProductGraphs
 from sexpgpu.plan.kernel import Place, Plan, Product, flattened
 
 NOWHERE: Three = (0, 0, 0)
@@ -60,25 +61,42 @@ def _moved(bases: Sequence[int], offsets: Three) -> Three:
 @dataclass(frozen=True)
 class Division:
     """Who runs the products of a plan: the library those of `chosen`, by their launches' numbers; of the others, how many
-    for which reason. `done`: kernels that their calls do, by number. `attending`: who runs its attention."""
+    for which reason. `done`: kernels that their calls do, by number. `graphs`: products that cuDNN runs
+    with their bias. `attending`: who runs its attention."""
 
     chosen: Mapping[int, Chosen] = field(default_factory=dict)
     own: Mapping[str, int] = field(default_factory=dict)
     library: str = ""
     done: frozenset[int] = frozenset()
+    graphs: ProductGraphs = field(default_factory=ProductGraphs)
     attending: Attending = field(default_factory=Attending)
+
+    @property
+    def elsewhere(self) -> Set[int]:
+        """Launches that have no kernel: a library's call does what they do."""
+        return {*self.chosen, *self.done, *self.graphs.chosen, *self.graphs.done}
+
+    @property
+    def native(self) -> Mapping[int, ChosenGraph]:
+        """What cuDNN runs, by its launch's number."""
+        return {**self.graphs.chosen, **self.attending.chosen}
+
+    @property
+    def native_workspace_bytes(self) -> int:
+        return max(self.graphs.workspace_bytes, self.attending.workspace_bytes)
 
     @property
     def words(self) -> str:
         """`36 cuBLASLt 13.1.0, 3 own kernels`, as the lowering report has it."""
         parts = [f"{len(self.chosen)} {self.library}"] if self.chosen else []
+        parts += [f"{len(self.graphs.chosen)} cuDNN"] if self.graphs.chosen else []
         others = sum(self.own.values())
         return ", ".join([*parts, f"{others} own kernels"] if others else parts)
 
     @property
     def notes(self) -> list[str]:
         own = [f"products: {count} by our own kernels: {reason}" for reason, count in self.own.items() if reason]
-        return [*own, *self._epilogues(), *self.attending.notes]
+        return [*own, *self._epilogues(), *self.graphs.notes, *self.attending.notes]
 
     def _epilogues(self) -> list[str]:
         flags = Counter(chosen.matmul.epilogue for chosen in self.chosen.values())
@@ -100,9 +118,9 @@ class Library:
         self.name = library_name(self.calls)
         self._prepared: dict[Matmul, PreparedMatmul | str] = {}
 
-    def divide(self, plan: Plan) -> Division:
+    def divide(self, plan: Plan, graphs: ProductGraphs) -> Division:
         """The library takes what it can; a shape for which it has no algorithm is one that it cannot."""
-        return divided(plan, self.rules, self.name, self._prepared_of)
+        return divided(plan, self.rules, self.name, self._prepared_of, graphs)
 
     def _prepared_of(self, matmul: Matmul) -> PreparedMatmul | str:
         bias = None if matmul.bias is None else Place(0)
@@ -127,9 +145,14 @@ class Library:
 
 
 def divided(
-    plan: Plan, rules: Rules, library: str, prepare: Callable[[Matmul], PreparedMatmul | str | None]
+    plan: Plan,
+    rules: Rules,
+    library: str,
+    prepare: Callable[[Matmul], PreparedMatmul | str | None],
+    graphs: ProductGraphs,
 ) -> Division:
-    """Who runs the products of a plan: each with the kernel that its call can do, else alone, else our own kernels."""
+    """Who runs the products of a plan that are not `graphs`: each with the kernel that its call can do, else alone, else our
+    own kernels."""
     alignment, together = alignment_of(plan), folds(plan)
     chosen: dict[int, Chosen] = {}
     own: Counter[str] = Counter()
@@ -143,7 +166,7 @@ def divided(
         return prepared if isinstance(prepared, str) else Chosen(matmul, prepared)
 
     for number, launch in enumerate(flattened(plan.launches)):
-        if not isinstance(launch, Product):
+        if not isinstance(launch, Product) or number in graphs.chosen:
             continue
         fold = together.get(number)
         found = choose(fold.product, fold.epilogue) if fold is not None else ""
@@ -155,20 +178,21 @@ def divided(
             own[found] += 1
         else:
             chosen[number] = found
-    return Division(chosen, own, library, frozenset(done))
+    return Division(chosen, own, library, frozenset(done), graphs)
 
 
 def foreseen(plan: Plan, rules: Rules) -> Division:
     """Who would run the products of a plan on a card that is not here: the library is asked for no algorithm."""
     own = own_division(plan)
-    return divided(plan, rules, library_name(cublas.cublas()), lambda _: None) if own.own else own
+    return divided(plan, rules, library_name(cublas.cublas()), lambda _: None, ProductGraphs()) if own.own else own
 
 
 def library_name(calls: Any) -> str:
     return "cuBLASLt " + ".".join(map(str, cublas.version(calls)))
 
 
-def own_division(plan: Plan) -> Division:
-    """Our own kernels run all."""
-    count = sum(isinstance(launch, Product) for launch in flattened(plan.launches))
-    return Division(own={"": count} if count else {})
+def own_division(plan: Plan, graphs: ProductGraphs | None = None) -> Division:
+    """Our own kernels run all that are not `graphs`."""
+    graphs = graphs or ProductGraphs()
+    count = sum(isinstance(launch, Product) for launch in flattened(plan.launches)) - len(graphs.chosen)
+    return Division(own={"": count} if count else {}, graphs=graphs)
